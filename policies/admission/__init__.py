@@ -1,0 +1,11 @@
+"""Admission policies: whether a request enters the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from policies.admission.always import Always
+from policies.admission.queue_limit import QueueLimit
+from sim.interfaces import AdmissionPolicy
+
+ADMISSIONS: dict[str, Callable[..., AdmissionPolicy]] = {"always": Always, "queue_limit": QueueLimit}

@@ -1,0 +1,22 @@
+"""Requests are turned away while too many wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sim.decisions import ADMIT, Admission, Reject
+
+if TYPE_CHECKING:
+    from sim.views import ClusterView, RequestView
+
+
+@dataclass
+class QueueLimit:
+    """Reject when the replicas together have `max_outstanding` requests or more (like an API server's 503)."""
+
+    max_outstanding: int = 1024
+
+    def admit(self, request: RequestView, cluster: ClusterView, now: float) -> Admission:
+        outstanding = int(cluster.outstanding_requests.sum())
+        return ADMIT if outstanding < self.max_outstanding else Reject(f"queue_limit: {outstanding} outstanding")

@@ -1,0 +1,11 @@
+"""Schedulers: what one replica executes in the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from policies.scheduler.fcfs import Fcfs
+from policies.scheduler.priority import Priority
+from sim.interfaces import Scheduler
+
+SCHEDULERS: dict[str, Callable[..., Scheduler]] = {"fcfs": Fcfs, "priority": Priority}

@@ -1,0 +1,37 @@
+"""Running sequences first, in running order; then waiting ones in arrival order, until the first that does not get in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sim.batch import BatchBuilder
+    from sim.views import SequenceView
+
+NO_CAP = 2**62
+
+
+@dataclass
+class Fcfs:
+    """The scheduler of vLLM V1 (0.33) with policy fcfs: continuous batching with chunked prefill.
+
+    `long_prefill_token_threshold`: most prompt tokens of one sequence in a step (0: no cap); not applied to a sequence that
+    is alone on the replica. Ignores: encoder budgets, structured output.
+    """
+
+    long_prefill_token_threshold: int = 0
+
+    def queue_key(self, seq: SequenceView) -> tuple[float, ...] | None:
+        return None
+
+    def schedule(self, batch: BatchBuilder) -> None:
+        cap = self.long_prefill_token_threshold
+        if not cap or batch.num_sequences == 1:
+            cap = NO_CAP
+        batch.add_running(cap)
+        if batch.num_preempted:
+            return
+        for seq in batch.waiting():
+            if not batch.admit(seq, cap):
+                break

@@ -1,0 +1,183 @@
+"""The composition root: from a validated configuration to a Simulation. The only file of `sim` that knows `policies`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import policies
+from sim.cost import build_cost_model, default_kind
+from sim.engine import Simulation
+from sim.errors import InputError
+from sim.hardware import load_gpu
+from sim.memory import plan_memory
+from sim.model import load_model
+from sim.replica import Limits, Replica
+from sim.seeds import Seeds
+from sim.workload.config import build_workload
+
+if TYPE_CHECKING:
+    from sim.clock import Clock
+    from sim.config import ExperimentConfig, PoolConfig
+    from sim.cost.base import CostModel
+    from sim.engine import EndFunction
+    from sim.interfaces import PreemptionPolicy, Scheduler
+    from sim.workload.columns import Columns
+
+T = TypeVar("T")
+MAKE_NOTHING_ELSE = ("autoscaler", "disaggregation")  # checked here, asked by nobody while only do-nothing ones exist
+
+
+def build(
+    config: ExperimentConfig,
+    step_by_step: bool = False,
+    step_log: bool = False,
+    timeline_interval: float | None = None,
+) -> Simulation:
+    """Everything of one run, ready for `run()`. Raises `InputError` for what only shows when facts and policies load."""
+    seeds = Seeds(config.seed)
+    builders = [PoolBuilder(config, i, step_by_step, step_log) for i in range(len(config.cluster.pools))]
+    for slot in MAKE_NOTHING_ELSE:
+        make_slot(config, slot, seeds)
+
+    def make_replicas(clock: Clock, on_end: EndFunction, columns: Columns) -> list[Replica]:
+        replicas: list[Replica] = []
+        for builder in builders:
+            for _ in range(builder.pool.replicas):
+                replicas.append(builder.replica(len(replicas), clock, on_end, columns))
+        if not replicas:
+            raise InputError(f"{config.where('cluster.pools')}: no pool has any replicas")
+        return replicas
+
+    return Simulation(
+        build_workload(config.workload, seeds, config.base_dir),
+        make_replicas,
+        make_slot(config, "router", seeds),
+        make_slot(config, "admission", seeds),
+        timeline_interval=timeline_interval,
+        client_timeout=config.client.timeout,
+    )
+
+
+def make_slot(config: ExperimentConfig, kind: str, seeds: Seeds) -> object:
+    """The policy of a cluster slot."""
+    slot = getattr(config.cluster, kind)
+    where = config.where(f"cluster.{kind}")
+    return policies.make(kind, slot.policy, slot.params, where, rng=seeds.generator(kind))
+
+
+class PoolBuilder:
+    """What the replicas of one pool share: the model, the GPU, the cost model, the limits."""
+
+    def __init__(self, config: ExperimentConfig, index: int, step_by_step: bool, step_log: bool) -> None:
+        self.config = config
+        self.pool: PoolConfig = config.cluster.pools[index]
+        self.path = f"cluster.pools.{index}"
+        self.step_by_step = step_by_step
+        self.step_log = step_log
+        self.seeds = Seeds(config.seed)
+        self.gpu = self._at("gpu", lambda: load_gpu(self.pool.gpu))
+        self.model = self._at("model", lambda: load_model(self.pool.model))
+        self.cost = self._at("cost_model", self._cost_model)
+        self.max_model_len = self.pool.max_model_len or self._model_maximum()
+        self.num_blocks = self.pool.kv_cache.num_blocks or self._at("kv_cache", self._planned_blocks)
+        self.limits = self._limits()
+        self._check_slots()
+
+    def _model_maximum(self) -> int:
+        if self.model.max_position is None:
+            raise InputError(
+                f"{self.config.where(f'{self.path}.model')}: '{self.model.name}' states no maximum length; set max_model_len"
+            )
+        return self.model.max_position
+
+    def _at(self, key: str, make: Callable[[], T]) -> T:
+        """Call `make`; an `InputError` of it is told where in the file it belongs."""
+        try:
+            return make()
+        except InputError as error:
+            raise InputError(f"{self.config.where(f'{self.path}.{key}')}: {error}") from None
+
+    def _cost_model(self) -> CostModel:
+        slot, scheduler = self.pool.cost_model, self.pool.scheduler
+        return build_cost_model(
+            default_kind(self.gpu) if slot.kind == "auto" else slot.kind,
+            slot.params,
+            model=self.model,
+            gpu=self.gpu,
+            tensor_parallel=self.pool.tensor_parallel,
+            pipeline_parallel=self.pool.pipeline_parallel,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        )
+
+    def _planned_blocks(self) -> int:
+        kv, scheduler = self.pool.kv_cache, self.pool.scheduler
+        plan = plan_memory(
+            self.model,
+            self.gpu,
+            tensor_parallel=self.pool.tensor_parallel,
+            pipeline_parallel=self.pool.pipeline_parallel,
+            block_size=kv.block_size,
+            gpu_memory_utilization=kv.gpu_memory_utilization,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        )
+        return plan.num_blocks
+
+    def _limits(self) -> Limits:
+        scheduler = self.pool.scheduler
+        return Limits(
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            depth=2 if scheduler.async_scheduling else 1,
+            chunked_prefill=scheduler.enable_chunked_prefill,
+            reserve_full_isl=scheduler.scheduler_reserve_full_isl,
+            watermark_blocks=int(scheduler.watermark * self.num_blocks),
+        )
+
+    def _policy(self, kind: str, key: str, name: str, params: dict[str, Any], index: int) -> Any:
+        where = self.config.where(f"{self.path}.{key}")
+        return policies.make(kind, name, params, where, rng=self.seeds.generator(kind, index))
+
+    def scheduler(self, index: int) -> Scheduler:
+        """A scheduler of its own for replica `index`."""
+        slot = self.pool.scheduler
+        params = dict(slot.params)
+        if slot.long_prefill_token_threshold:
+            params["long_prefill_token_threshold"] = slot.long_prefill_token_threshold
+        return self._policy("scheduler", "scheduler", slot.policy, params, index)  # type: ignore[no-any-return]
+
+    def preemption(self, index: int) -> PreemptionPolicy:
+        """A preemption policy of its own for replica `index`."""
+        slot = self.pool.preemption
+        return self._policy("preemption", "preemption", slot.victim, slot.params, index)  # type: ignore[no-any-return]
+
+    def _check_slots(self) -> None:
+        """Fail before the run for what only building a replica would show."""
+        self.scheduler(0), self.preemption(0)
+        kv = self.pool.kv_cache
+        where = self.config.where(f"{self.path}.kv_cache")
+        self.allocator = policies.make("block_allocator", kv.allocator, kv.params, where)
+
+    def replica(self, index: int, clock: Clock, on_end: EndFunction, columns: Columns) -> Replica:
+        """Replica number `index` of the cluster."""
+        kv = self.pool.kv_cache
+        return Replica(
+            index,
+            clock,
+            self.scheduler(index),
+            self.preemption(index),
+            self.allocator.build(self.num_blocks, kv.block_size, kv.prefix_caching),
+            self.cost,
+            self.limits,
+            on_end,
+            columns.content_spans,
+            name=f"{self.pool.name}-{index}",
+            pool=self.pool.name,
+            gpu=self.gpu.name,
+            num_gpus=self.pool.tensor_parallel * self.pool.pipeline_parallel,
+            step_by_step=self.step_by_step,
+            step_log=self.step_log,
+        )

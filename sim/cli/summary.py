@@ -1,0 +1,165 @@
+"""The summary that `servesim run` prints: latencies in a table, one line a topic, warnings, where files are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from sim.cli.text import clock, count, plural, seconds, share, significant
+
+if TYPE_CHECKING:
+    from sim.config import ExperimentConfig
+    from sim.experiment import Outcome
+
+_LATENCIES = (
+    ("ttft", "time to first token"),
+    ("tpot", "time per output token"),
+    ("itl", "inter-token latency"),
+    ("e2e", "end to end"),
+    ("queueing_delay", "queueing delay"),
+)
+_STATISTICS = ("mean", "p50", "p90", "p99", "max")
+
+
+def print_summary(outcome: Outcome, directory: Path) -> None:
+    """Print a finished run to standard output."""
+    console = Console(highlight=False)
+    summary = outcome.summary
+    console.print(heading(outcome.config, summary))
+    console.print(latencies(summary))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in topics(outcome):
+        table.add_row(name, Text(text))
+    console.print(table)
+    for warning in summary["warnings"]:
+        console.print(Text.assemble(("warning: ", "yellow"), warning))
+    console.print(Text.assemble(("written to ", "dim"), str(directory)), soft_wrap=True)
+
+
+def heading(config: ExperimentConfig, summary: Mapping[str, Any]) -> str:
+    """What was run, in a line."""
+    pools = ", ".join(f"{pool.replicas} x {pool.model} on {gpus(pool)}" for pool in config.cluster.pools)
+    return f"[bold]{escape(config.name)}[/bold]  {escape(pools)}, seed {config.seed}\n"
+
+
+def gpus(pool: Any) -> str:
+    """The GPUs of one replica: `h100-sxm`, `4 h100-sxm`."""
+    number = pool.tensor_parallel * pool.pipeline_parallel
+    return f"{number} {Path(pool.gpu).stem}" if number > 1 else Path(pool.gpu).stem
+
+
+def latencies(summary: Mapping[str, Any]) -> Table:
+    """The table of latencies."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("", no_wrap=True)
+    for statistic in _STATISTICS:
+        table.add_column(statistic, justify="right", no_wrap=True)
+    for name, words in _LATENCIES:
+        values = summary.get(name) or {}
+        table.add_row(words, *(seconds(values.get(statistic)) for statistic in _STATISTICS))
+    table.add_row()
+    return table
+
+
+def topics(outcome: Outcome) -> list[tuple[str, str]]:
+    """Name and text of each line below the latencies."""
+    summary = outcome.summary
+    lines = [
+        ("requests", _requests(summary)),
+        ("throughput", _throughput(summary)),
+        ("SLO", _slo(summary)),
+        ("replicas", _replicas(summary)),
+        ("KV cache", _kv_cache(summary)),
+        ("prefix cache", _prefix_cache(summary)),
+        ("preemptions", _preemptions(summary)),
+        ("cost", _cost(summary)),
+        ("expectations", _expectations(outcome)),
+        ("simulation", _simulation(outcome)),
+    ]
+    return [(name, text) for name, text in lines if text]
+
+
+def _requests(summary: Mapping[str, Any]) -> str:
+    kinds = ("rejected", "cancelled", "timed_out", "failed", "unservable", "unfinished")
+    parts = [f"{count(summary['num_finished'])} of {count(summary['num_requests'])} finished"]
+    parts += [
+        f"{count(summary[f'num_{kind}'])} {kind.replace('_', ' ')}" for kind in kinds if summary.get(f"num_{kind}")
+    ]
+    if summary["duration"] is not None:
+        parts.append(f"over {clock(summary['duration'])}")
+    return ", ".join(parts)
+
+
+def _throughput(summary: Mapping[str, Any]) -> str:
+    return (
+        f"{significant(summary['request_throughput'])} requests/s, "
+        f"{significant(summary['output_token_throughput'])} output tokens/s, "
+        f"{significant(summary['total_token_throughput'])} tokens/s in all"
+    )
+
+
+def _slo(summary: Mapping[str, Any]) -> str:
+    if summary.get("slo_attainment") is None:
+        return ""
+    met = (summary.get("slo") or {}).get("met")
+    verdict = "" if met is None else ", met" if met else ", not met"
+    within = f"{share(summary['slo_attainment'])} of requests within their targets"
+    return f"{within}, goodput {significant(summary['goodput'])}/s{verdict}"
+
+
+def _replicas(summary: Mapping[str, Any]) -> str:
+    busy = [replica["utilization"] for replica in summary["replicas"] if replica["utilization"] is not None]
+    if not busy:
+        return ""
+    text = f"{plural(len(summary['replicas']), 'replica')} busy {share(sum(busy) / len(busy))} of the time"
+    return text if len(busy) == 1 else f"{text} ({share(min(busy))} to {share(max(busy))})"
+
+
+def _kv_cache(summary: Mapping[str, Any]) -> str:
+    cache = summary.get("kv_cache")
+    if not cache or cache["mean_usage"] is None:
+        return ""
+    size = f"{count(cache['num_blocks'])} blocks"
+    size += f" of {cache['block_size']} tokens" if cache["block_size"] else ""
+    return f"{share(cache['mean_usage'])} of {size} in use, {share(cache['peak_usage'])} at most on a replica"
+
+
+def _prefix_cache(summary: Mapping[str, Any]) -> str:
+    cache = summary.get("prefix_cache")
+    if not cache or cache["hit_rate"] is None:
+        return ""
+    return f"{share(cache['hit_rate'])} of {count(cache['num_lookup_tokens'])} prompt tokens were cached"
+
+
+def _preemptions(summary: Mapping[str, Any]) -> str:
+    if not summary["num_preemptions"]:
+        return "none"
+    return f"{count(summary['num_preemptions'])}, {count(summary['num_recomputed_tokens'])} tokens computed again"
+
+
+def _cost(summary: Mapping[str, Any]) -> str:
+    cost = summary["cost"]
+    price = f", {significant(cost['price'])} USD" if cost["price"] is not None else ""
+    return f"{significant(cost['gpu_hours'])} GPU hours{price}"
+
+
+def _expectations(outcome: Outcome) -> str:
+    total = len(outcome.config.expect)
+    return f"{total - len(outcome.failures)} of {total} hold" if total else ""
+
+
+def _simulation(outcome: Outcome) -> str:
+    replicas = outcome.result.replicas
+    skipped = sum(replica.num_skipped_steps for replica in replicas)
+    steps = outcome.summary["num_steps"]
+    return (
+        f"{seconds(outcome.result.wall_seconds)} for {plural(steps, 'step')}, {share(skipped / max(steps, 1))} skipped"
+    )

@@ -1,0 +1,88 @@
+"""The cluster: the way of a request from the door to a replica, and the loads that policies read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sim.decisions import Delay, Reject
+from sim.errors import PolicyError
+from sim.units import to_grid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sim.clock import Clock
+    from sim.interfaces import AdmissionPolicy, Router
+    from sim.replica import Replica
+    from sim.request import Sequence
+
+
+class Cluster:
+    """Replicas in stable order, the door (admission) and the router."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        replicas: list[Replica],
+        router: Router,
+        admission: AdmissionPolicy,
+        on_refused: Callable[[Sequence, str, bool], None],
+        on_delayed: Callable[[Sequence, float], None],
+    ) -> None:
+        self.clock = clock
+        self.replicas = replicas
+        self.router = router
+        self.admission = admission
+        self.on_refused = on_refused  # (sequence, reason, whether it could never be served)
+        self.on_delayed = on_delayed
+        self.outstanding_requests = np.zeros(len(replicas), dtype=np.int64)
+        self.outstanding_tokens = np.zeros(len(replicas), dtype=np.int64)
+
+    def arrive(self, seq: Sequence) -> Replica | None:
+        """Admission, routing and submission of a request, all at its instant; the replica, or None if it did not get in."""
+        now = self.clock.now
+        decision = self.admission.admit(seq, self, now)
+        if isinstance(decision, Reject):
+            self.on_refused(seq, decision.reason, False)
+            return None
+        if isinstance(decision, Delay):
+            self._delay(seq, decision, now)
+            return None
+        seq.admission_time = now
+        replica = self._route(seq, now)
+        reason = replica.unservable(seq)
+        if reason is not None:
+            self.on_refused(seq, reason, True)
+            return None
+        self.outstanding_requests[replica.index] += 1
+        self.outstanding_tokens[replica.index] += expected_tokens(seq)
+        replica.submit(seq, now)
+        return replica
+
+    def _delay(self, seq: Sequence, decision: Delay, now: float) -> None:
+        until = to_grid(decision.until)
+        if until <= now:
+            raise PolicyError(f"{type(self.admission).__name__} delayed request {seq.row} at {now} s until {until} s")
+        self.on_delayed(seq, until)
+
+    def _route(self, seq: Sequence, now: float) -> Replica:
+        position = self.router.route(seq, self, now)
+        if not 0 <= position < len(self.replicas):
+            name = type(self.router).__name__
+            raise PolicyError(
+                f"{name} sent request {seq.row} at {now} s to replica {position} of {len(self.replicas)}"
+            )
+        return self.replicas[position]
+
+    def left(self, seq: Sequence, replica: Replica) -> None:
+        """A request ended on the replica, however it ended."""
+        self.outstanding_requests[replica.index] -= 1
+        self.outstanding_tokens[replica.index] -= expected_tokens(seq)
+
+
+def expected_tokens(seq: Sequence) -> int:
+    """Tokens a request is counted with while outstanding: its prompt and its predicted, else declared, output."""
+    predicted = seq.predicted_output_tokens
+    return seq.num_prompt_tokens + (seq.max_output_tokens if predicted is None else round(predicted))

@@ -1,0 +1,105 @@
+"""The decode cohort: every sequence that gets one token in each coming step, kept as sums.
+
+One decode step costs the same work for 1 or 1,000 members: the clock moves on by one. A member's computed tokens are
+`offset + clock`; what the cost model and the allocator need are the sum of contexts and a histogram of offsets modulo the
+block size.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from sim.request import Phase
+
+if TYPE_CHECKING:
+    from sim.request import Sequence
+
+
+class Cohort:
+    """Sequences in decode on one replica. `clock` counts the steps in which the cohort advanced."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.clock = 0
+        self.size = 0
+        self.computed = 0  # sum over members of tokens computed before the coming step
+        self.last_order = -1  # no member was admitted later than this
+        self._offsets = [0] * block_size  # members by offset modulo block size
+        self._leaves: list[tuple[int, int, Sequence]] = []  # heap of (leave clock, order, member), lazily cleaned
+        self._longest: list[tuple[int, int, Sequence]] = []  # heap of (-offset, order, member), lazily cleaned
+
+    def add(self, seq: Sequence, num_computed: int) -> None:
+        """Let a sequence take part from the coming step on."""
+        seq.phase = Phase.DECODE
+        seq.offset = num_computed - self.clock
+        seq.join_clock = self.clock
+        self.size += 1
+        self.computed += num_computed
+        self.last_order = max(self.last_order, seq.order)
+        self._offsets[seq.offset % self.block_size] += 1
+        heappush(self._leaves, (seq.leave_clock, seq.order, seq))
+        heappush(self._longest, (-seq.offset, seq.order, seq))
+
+    def remove(self, seq: Sequence) -> int:
+        """Take a member out; return its computed tokens (and store them with it)."""
+        seq.num_computed = seq.offset + self.clock
+        self.size -= 1
+        self.computed -= seq.num_computed
+        self._offsets[seq.offset % self.block_size] -= 1
+        return seq.num_computed
+
+    def next_leave(self) -> int:
+        """Clock at which the first member leaves; a huge number if there is none."""
+        leaves = self._leaves
+        while leaves:
+            clock, order, seq = leaves[0]
+            if seq.phase is Phase.DECODE and seq.order == order and seq.leave_clock == clock:
+                return clock
+            heappop(leaves)
+        return 2**62
+
+    def first_leaver(self) -> Sequence:
+        """The member that leaves first (ties: admitted first)."""
+        return self._leaves[0][2]
+
+    def max_computed(self) -> int:
+        """Most computed tokens of any member; 0 if there is none."""
+        longest = self._longest
+        while longest:
+            offset, order, seq = longest[0]
+            if seq.phase is Phase.DECODE and seq.order == order and seq.offset == -offset:
+                return self.clock - offset
+            heappop(longest)
+        return 0
+
+    def new_blocks(self, num_steps: int) -> int:
+        """Blocks that the coming `num_steps` steps take: a member needs one whenever its computed tokens fill the last."""
+        cycles, rest = divmod(num_steps, self.block_size)
+        total = cycles * self.size
+        if rest:
+            start = -self.clock % self.block_size  # the offset whose members are full now; then downwards
+            offsets = self._offsets
+            low = start - rest + 1
+            total += sum(offsets[max(low, 0) : start + 1])
+            if low < 0:
+                total += sum(offsets[low:])
+        return total
+
+    def steps_within(self, num_blocks: int, num_steps: int) -> int:
+        """Most steps, at most `num_steps`, that take no more than `num_blocks` blocks."""
+        if self.size * (num_steps // self.block_size + 1) <= num_blocks or self.new_blocks(num_steps) <= num_blocks:
+            return num_steps
+        low, high = 0, num_steps  # new_blocks(low) fits, new_blocks(high) does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.new_blocks(middle) <= num_blocks:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def advance(self, num_steps: int) -> None:
+        """Let every member compute `num_steps` more tokens."""
+        self.clock += num_steps
+        self.computed += self.size * num_steps

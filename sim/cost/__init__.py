@@ -1,0 +1,118 @@
+"""Cost models by name: `build_cost_model` makes the one that an experiment's `cost_model: {kind: ...}` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, TypeVar
+
+from sim.cost.base import BatchShape, CostModel
+from sim.cost.constant import ConstantCost
+from sim.cost.roofline import RooflineCost, RooflineParameters
+from sim.errors import InputError, nearest, unknown_name
+from sim.hardware import HardwareProfile
+from sim.model import ModelSpec
+
+Parameters = TypeVar("Parameters")
+
+
+class ExplainingCostModel(CostModel, Protocol):
+    """What all cost models of this package can do besides giving times."""
+
+    def breakdown(self, shape: BatchShape) -> dict[str, dict[str, float | str]]:
+        """seconds, flops, bytes and bound by operation; for explaining a step, slow."""
+        ...
+
+    def extrapolation(self) -> list[str]:
+        """Sentences about what was asked outside the calibrated region; empty when nothing was."""
+        ...
+
+
+@dataclass(frozen=True)
+class CostContext:
+    """What a cost model is bound to."""
+
+    model: ModelSpec
+    gpu: HardwareProfile
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    kv_dtype: str | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a table over the token counts that a step can have."""
+        return self.max_num_seqs + self.max_num_batched_tokens
+
+
+def _constant(context: CostContext, params: Mapping[str, Any]) -> ExplainingCostModel:
+    return checked_parameters(ConstantCost, params)
+
+
+def _roofline(context: CostContext, params: Mapping[str, Any]) -> ExplainingCostModel:
+    return RooflineCost(
+        context.model,
+        context.gpu,
+        tensor_parallel=context.tensor_parallel,
+        pipeline_parallel=context.pipeline_parallel,
+        num_rows=context.num_rows,
+        kv_dtype=context.kv_dtype,
+        parameters=checked_parameters(RooflineParameters, params),
+    )
+
+
+def _fitted(context: CostContext, params: Mapping[str, Any]) -> ExplainingCostModel:
+    raise InputError(f"no fitted profile for GPU '{context.gpu.name}'; use cost_model: {{kind: roofline}}")
+
+
+COST_MODELS: dict[str, Callable[[CostContext, Mapping[str, Any]], ExplainingCostModel]] = {
+    "constant": _constant,
+    "roofline": _roofline,
+    "fitted": _fitted,
+}
+
+
+def build_cost_model(
+    kind: str,
+    params: Mapping[str, Any],
+    *,
+    model: ModelSpec,
+    gpu: HardwareProfile,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 8192,
+    kv_dtype: str | None = None,
+) -> ExplainingCostModel:
+    """The cost model `kind` with `params` (its YAML keys), bound to a model, a GPU and a parallelism.
+
+    Raises `InputError` for an unknown kind or parameter, or a fact that the model needs and the profile lacks.
+    """
+    if kind not in COST_MODELS:
+        raise unknown_name("cost model", kind, COST_MODELS)
+    if tensor_parallel < 1 or pipeline_parallel < 1:
+        raise InputError(
+            f"tensor_parallel and pipeline_parallel must be at least 1 (got {tensor_parallel}, {pipeline_parallel})"
+        )
+    context = CostContext(
+        model, gpu, tensor_parallel, pipeline_parallel, max_num_seqs, max_num_batched_tokens, kv_dtype
+    )
+    return COST_MODELS[kind](context, params)
+
+
+def default_kind(gpu: HardwareProfile) -> str:
+    """The cost model for a GPU when an experiment names none: fitted where a profile exists, else roofline."""
+    return "roofline"
+
+
+def checked_parameters(kind: Callable[..., Parameters], params: Mapping[str, Any]) -> Parameters:
+    """An instance of the dataclass `kind`; an `InputError` names a wrong key and the known ones, or a wrong type."""
+    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    for key, value in params.items():
+        if key not in known:
+            raise InputError(f"cost_model: unknown key '{key}'{nearest(key, known)}; known: {', '.join(known)}")
+        wanted = str(known[key].type)
+        if wanted == "float" and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise InputError(f"cost_model.{key} must be a number (got {value!r})")
+    return kind(**params)

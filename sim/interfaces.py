@@ -1,0 +1,62 @@
+"""The questions a policy answers, one Protocol each. A policy is a dataclass: its YAML parameters are its fields.
+
+A policy is given read-only views and `now`, and returns a decision; the engine acts on it. It does not sleep, log, draw from
+a global generator or write to what it was given. Ties end with (arrival_time, row). One instance of a Scheduler and a
+PreemptionPolicy per replica, one of the others per cluster. A policy that draws random numbers has a field `rng`, which the
+engine fills with a generator of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from sim.batch import BatchBuilder
+    from sim.decisions import Admission
+    from sim.views import ClusterView, RequestView, SequenceView
+
+
+class Scheduler(Protocol):
+    """Decides what one replica executes in the next step."""
+
+    def queue_key(self, seq: SequenceView) -> tuple[float, ...] | None:
+        """Sort key of the waiting queue, least first, fixed while the sequence waits; None for arrival order.
+
+        Without a key a preempted sequence goes to the front of the queue, with one to its place. (arrival_time, row)
+        is added to the key.
+        """
+        ...
+
+    def schedule(self, batch: BatchBuilder) -> None:
+        """Fill the batch of the next step. Asked before every step that has anything to decide.
+
+        Between two calls nothing changed that could alter the answer: fast-forward repeats a pure decode batch as long as
+        nobody arrives, ends or is cancelled and blocks suffice. A waiting queue whose first candidate was refused stays refused
+        meanwhile, since free blocks, slots and budget can only shrink.
+        """
+        ...
+
+
+class PreemptionPolicy(Protocol):
+    """Chooses who loses its blocks when a running sequence needs one and none is free."""
+
+    def victim(self, candidates: Ordered[SequenceView]) -> SequenceView:
+        """One of the candidates (never empty), which are the running sequences in running order."""
+        ...
+
+
+class Router(Protocol):
+    """Chooses the replica of a request."""
+
+    def route(self, request: RequestView, cluster: ClusterView, now: float) -> int:
+        """Position in `cluster.replicas`."""
+        ...
+
+
+class AdmissionPolicy(Protocol):
+    """Decides at the door whether a request enters the cluster."""
+
+    def admit(self, request: RequestView, cluster: ClusterView, now: float) -> Admission:
+        """Admit, delay until an instant, or reject with a reason."""
+        ...

@@ -1,0 +1,662 @@
+"""A replica: one copy of the model, one scheduler, one KV memory, and the loop that runs its steps.
+
+The loop keeps up to `depth` batches in flight (2: the asynchronous engine, 1: the synchronous one). In the steady state call
+k is made when batch k-2 has ended and batch k-1 starts; what arrives during step n joins step n+2. A pure decode batch that
+nothing can change is not called step by step: the ends of all coming steps up to the next decision point are planned with one
+vectorised call of the cost model, and the replica sleeps once. Whoever looks in meanwhile makes it commit the calls that lie
+in the past; whoever changes something cuts the plan at the next call.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sim.batch import BatchBuilder
+from sim.clock import Clock, Order, Timer
+from sim.cohort import Cohort
+from sim.cost.base import BatchShape
+from sim.kv.paged import NO_MATCH, Match, PagedKV
+from sim.recorder import SPAN_COLUMNS, STEP_COLUMNS, StepTimes, Table
+from sim.request import NEVER, Phase
+from sim.units import TICK, TICKS_PER_SECOND
+from sim.waiting import ArrivalQueue, SortedQueue, WaitingQueue
+
+if TYPE_CHECKING:
+    from sim.cost.base import CostModel
+    from sim.interfaces import PreemptionPolicy, Scheduler
+    from sim.request import Sequence
+
+MIN_HORIZON, MAX_HORIZON = 16, 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Budgets of a step and of the memory of one replica."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    depth: int = 2  # batches in flight: 1 synchronous, 2 asynchronous scheduling
+    chunked_prefill: bool = True
+    reserve_full_isl: bool = True  # a prompt is admitted only if all of it would fit now
+    watermark_blocks: int = 0  # free blocks that an admission must leave while others run
+
+
+class Replica:
+    """One model replica on its GPUs. See the module docstring for the loop."""
+
+    def __init__(
+        self,
+        index: int,
+        clock: Clock,
+        scheduler: Scheduler,
+        preemption: PreemptionPolicy,
+        kv: PagedKV,
+        cost: CostModel,
+        limits: Limits,
+        on_end: Callable[[Sequence, float, Replica], None],
+        content_spans: Callable[[int], list[tuple[int, int, int]]],
+        name: str = "replica",
+        pool: str = "main",
+        gpu: str = "",
+        num_gpus: int = 1,
+        step_by_step: bool = False,
+        step_log: bool = False,
+    ) -> None:
+        self.index = index
+        self.name, self.pool, self.gpu, self.num_gpus = name, pool, gpu, num_gpus
+        self.clock = clock
+        self.scheduler = scheduler
+        self.preemption = preemption
+        self.kv = kv
+        self.cost = cost
+        self.limits = limits
+        self.on_end = on_end
+        self.content_spans = content_spans
+        self.step_by_step = step_by_step
+        self.steps = Table(STEP_COLUMNS) if step_log else None
+        self.cohort = Cohort(kv.block_size)
+        self.times = StepTimes()
+        self.spans = Table(SPAN_COLUMNS, "q")
+        self.resumed = Table(("row", "time"))
+        self.mixed = Table(("clock", "duration", "num_sequences", "context", "max_context"))
+        self.waiting: WaitingQueue = self._make_queue()
+        self.running: dict[int, Sequence] = {}  # by order, oldest admission first
+        self.prefills: dict[int, Sequence] = {}
+        self.paused: dict[int, Sequence] = {}
+        self.builder = BatchBuilder(self)
+        self.observer: Callable[[BatchBuilder], None] | None = None  # sees every evaluated call (golden tests)
+        # The plan: calls of clocks [cohort.clock, planned) are decided and lie ahead (or at this very instant).
+        self.planned = 0
+        self.next_call = NEVER  # instant of the first call that is not planned
+        self.in_flight: deque[float] = deque(maxlen=limits.depth)  # ends of the latest batches, oldest first
+        self.finishing: list[tuple[float, int, Sequence]] = []  # heap: (instant the last token comes back, order, sequence)
+        self._refused = False  # the head of the waiting queue cannot get in as things are
+        self._look = False  # something changed that the plan does not know
+        self._horizon = MIN_HORIZON
+        self._timer: Timer | None = None
+        self._timer_time = NEVER
+        self._scheduling = False
+        self._plan_start = 0.0  # start of the first planned step that is not committed
+        self._decode_max_context = 0
+        self._recent: deque[tuple[float, int]] = deque(maxlen=limits.depth + 1)  # (end, tokens) of the latest batches
+        # Totals.
+        self.num_orders = 0
+        self.num_steps = 0
+        self.num_tokens = 0
+        self.num_planned_steps = 0
+        self.num_plans = 0
+        self.busy_time = 0.0
+        self.num_preemptions = 0
+        self.num_lookup_tokens = 0
+        self.num_hit_tokens = 0
+        self.block_seconds = 0.0  # blocks x release instants - blocks x instants taken, decode blocks left out
+        self.token_seconds = 0.0
+        self.shared_block_seconds = 0.0
+        self._shared_since = 0.0
+
+    def _make_queue(self) -> WaitingQueue:
+        probe = self.scheduler.queue_key
+        if getattr(self.scheduler, "sorted_queue", False):
+            return SortedQueue(lambda seq: probe(seq) or ())
+        return ArrivalQueue()
+
+    # --- as others see it ----------------------------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    @property
+    def num_outstanding(self) -> int:
+        return len(self.waiting) + len(self.running)
+
+    @property
+    def kv_usage(self) -> float:
+        self.advance(self.clock.now)
+        return 1.0 - self.kv.num_free / self.kv.num_usable
+
+    def batch_tokens(self, now: float) -> int:
+        """Tokens of the step that executes at `now`; 0 when idle."""
+        self.advance(now)
+        return next((tokens for end, tokens in self._recent if end > now), 0)
+
+    def sample(self, now: float) -> tuple[float, ...]:
+        """One row of the timeline."""
+        tokens = self.batch_tokens(now)
+        kv = self.kv
+        ahead = max(0.0, self.in_flight[-1] - now) if self.in_flight else 0.0  # booked, but not yet executed
+        return (
+            now,
+            self.index,
+            len(self.waiting),
+            len(self.running),
+            kv.num_usable - kv.num_free,
+            kv.num_idle,
+            kv.num_free - kv.num_idle,
+            tokens,
+            self.busy_time - ahead,
+            self.num_preemptions,
+        )
+
+    # --- from outside --------------------------------------------------------------------------------------------------
+
+    def unservable(self, seq: Sequence) -> str | None:
+        """Why this replica could never serve the sequence, or None; also settles how many tokens it will emit here."""
+        room = self.limits.max_model_len - seq.num_prompt_tokens
+        if room < 1:
+            return f"prompt of {seq.num_prompt_tokens} tokens does not fit max_model_len {self.limits.max_model_len}"
+        if not self.limits.chunked_prefill and seq.num_prompt_tokens > self.limits.max_num_batched_tokens:
+            budget = self.limits.max_num_batched_tokens
+            return f"prompt of {seq.num_prompt_tokens} tokens exceeds max_num_batched_tokens {budget} and is not chunked"
+        allowed = min(seq.max_output_tokens, room)
+        seq.stops_early = seq._num_output_tokens < allowed
+        seq._num_output_tokens = min(seq._num_output_tokens, allowed)
+        blocks = -(-(seq.num_prompt_tokens + seq._num_output_tokens - 1) // self.kv.block_size)
+        if blocks > self.kv.num_usable:
+            return f"needs {blocks} KV blocks at its full length, the replica has {self.kv.num_usable}"
+        return None
+
+    def submit(self, seq: Sequence, now: float) -> None:
+        """A request arrives at the replica."""
+        if self.kv.prefix_caching:
+            seq.content = self.kv.content(self.content_spans(seq.row), seq.num_prompt_tokens)
+        first = self.waiting.push(seq)
+        if first:
+            self._refused = False
+            if self.next_call == NEVER:
+                self._awake(now)
+            self._request_look(now)
+
+    def cancel(self, seq: Sequence, now: float) -> int:
+        """The client gave up: forget the sequence, free its blocks; return its delivered output tokens.
+
+        The step in flight runs on with it; the next call is made without it.
+        """
+        self.advance(now)
+        if seq.phase is Phase.WAITING:
+            self.waiting.remove(seq)
+            delivered = seq.num_emitted - (1 if seq.last_end > now else 0)
+        else:
+            delivered = self._leave_running(seq, now)
+        seq.phase = Phase.ENDED
+        self.finishing = [entry for entry in self.finishing if entry[2] is not seq]
+        heapify(self.finishing)
+        self._refused = False
+        self._request_look(now)
+        return delivered
+
+    def _request_look(self, now: float) -> None:
+        self._look = True
+        if not self._scheduling:
+            self._cut(now)
+            self._set_timer()
+
+    def _awake(self, now: float) -> None:
+        """Leave idleness: call at once, unless batches are still in flight (their queue is full, or an empty one waits)."""
+        self.next_call = next((end for end in self.in_flight if end > now), now)
+
+    # --- the loop ------------------------------------------------------------------------------------------------------
+
+    def _on_timer(self, _: object) -> None:
+        """Completions of this instant; then, when nothing else is due at it, the calls of this instant."""
+        now = self.clock.now
+        self._timer_time = NEVER
+        self.advance(now)
+        self._retire(now)
+        if self.clock.more_now():
+            self._scheduling = True
+            self.clock.at(now, Order.SCHEDULING, self.index, self._on_scheduling)
+        else:
+            self._make_calls(now)
+
+    def _on_scheduling(self, _: object) -> None:
+        self._scheduling = False
+        self._make_calls(self.clock.now)
+
+    def _make_calls(self, now: float) -> None:
+        if self._look:
+            self._cut(now)
+        while self.next_call <= now:
+            if not self.running and not self.waiting:
+                self.next_call = NEVER
+                break
+            self._call(now)
+        self._set_timer()
+
+    def _call(self, now: float) -> None:
+        """One scheduling call: plan far ahead where nothing can change, else build one batch."""
+        self._commit(self.planned - self.cohort.clock)
+        self._retire(now)
+        self._look = False
+        if self._is_steady() and self._plan(now):
+            return
+        builder = self.builder
+        builder.begin(now)
+        self.scheduler.schedule(builder)
+        builder.finish()
+        self._refused = builder.stays_refused
+        if self.observer:
+            self.observer(builder)
+        self._launch(builder, now)
+
+    def _set_timer(self) -> None:
+        time = self.next_call
+        if self.finishing and self.finishing[0][0] < time:
+            time = self.finishing[0][0]
+        if time == self._timer_time:
+            return
+        if self._timer is not None and self._timer_time != NEVER:
+            self._timer.cancel()
+        self._timer_time = time
+        if time != NEVER:
+            self._timer = self.clock.at(time, Order.STEP_COMPLETION, self.index, self._on_timer)
+
+    # --- fast-forward --------------------------------------------------------------------------------------------------
+
+    def _is_steady(self) -> bool:
+        """Whether the coming batch is the decode cohort and nothing else, whatever the scheduler is asked."""
+        return not (
+            self.step_by_step
+            or self.prefills
+            or self.paused
+            or not self.cohort.size
+            or (self.waiting and not self._refused)
+            or self.cohort.size > self.limits.max_num_batched_tokens
+        )
+
+    def _plan(self, now: float) -> bool:
+        """Plan the coming steps of the cohort up to the next decision point; False if not even one fits in memory."""
+        cohort, times = self.cohort, self.times
+        first = cohort.clock
+        steps = cohort.steps_within(self.kv.num_free, min(self._horizon, cohort.next_leave() - first))
+        if steps < 1:
+            return False
+        size = cohort.size
+        start = self.in_flight[-1] if self.in_flight and self.in_flight[-1] > now else now
+        durations = self.cost.decode_times(size, cohort.computed + size, cohort.max_computed() + 1, steps)
+        end = first + steps
+        times.reserve(end + self.limits.depth)
+        ends = times.ends[first:end]
+        np.multiply(durations, TICKS_PER_SECOND, out=ends)
+        np.rint(ends, out=ends)
+        np.multiply(ends, TICK, out=ends)
+        np.cumsum(ends, out=ends)
+        ends += start
+        self._plan_calls(now, first, steps)
+        self.planned = end
+        self._plan_start = start
+        self.num_plans += 1
+        return True
+
+    def _plan_calls(self, now: float, first: int, steps: int) -> None:
+        """Instants of the planned calls and of the one after them: call i follows the end of batch i - depth."""
+        depth, times = self.limits.depth, self.times
+        unfinished = [end for end in self.in_flight if end > now]
+        head = [now] * (depth - len(unfinished)) + unfinished
+        if steps > depth:
+            times.calls[first + depth : first + steps] = times.ends[first : first + steps - depth]
+        for i in range(min(depth, steps)):
+            times.call_at[first + i] = head[i]
+        self.next_call = head[steps] if steps < depth else times.end_at[first + steps - depth]
+
+    def advance(self, now: float) -> None:
+        """Commit the planned calls that were made before `now`."""
+        first = self.cohort.clock
+        if first < self.planned and self.times.call_at[first] < now:
+            self._commit(self.times.first_call_from(now, first, self.planned) - first)
+
+    def _commit(self, steps: int) -> None:
+        """The next `steps` planned calls have been made."""
+        if not steps:
+            return
+        cohort, times = self.cohort, self.times
+        if self.steps is not None:
+            self._log_planned(steps)
+        blocks = cohort.new_blocks(steps)
+        if blocks:
+            self.kv.take(blocks)
+        first = cohort.clock
+        cohort.advance(steps)
+        last = cohort.clock
+        end = times.end_at[last - 1]
+        self.busy_time += end - self._plan_start
+        self._plan_start = end
+        self.num_steps += steps
+        self.num_tokens += steps * cohort.size
+        self.num_planned_steps += steps
+        for clock in range(max(first, last - self.limits.depth), last):
+            self.in_flight.append(times.end_at[clock])
+            self._recent.append((times.end_at[clock], cohort.size))
+        self._horizon = MAX_HORIZON if steps > 512 else max(MIN_HORIZON, 2 * steps)
+
+    def _cut(self, now: float) -> None:
+        """Give up planned calls at or after `now`: the next one is decided afresh."""
+        self.advance(now)
+        if self.cohort.clock < self.planned:
+            self.planned = self.cohort.clock
+            self.next_call = self.times.call_at[self.planned]
+
+    # --- one evaluated step --------------------------------------------------------------------------------------------
+
+    def _launch(self, builder: BatchBuilder, now: float) -> None:
+        """Queue the batch that the scheduler built and work out what follows from it."""
+        cohort = self.cohort
+        size = cohort.size if builder.decoded else 0
+        builder.close()
+        chunks = builder.chunks
+        unfinished = [end for end in self.in_flight if end > now]
+        if not size and not chunks:
+            self.next_call = unfinished[0] if unfinished else NEVER
+            return
+        shape = self._shape(size, chunks)
+        start = unfinished[-1] if unfinished else now
+        duration = round(self.cost.step_time(shape) * TICKS_PER_SECOND) * TICK
+        end = start + duration
+        if self.steps is not None:
+            self._log_step(shape, start, duration, builder)
+        if size:
+            self._advance_one(now, end)
+            if chunks:
+                self.mixed.append((cohort.clock - 1, duration, size, shape.decode_context, self._decode_max_context))
+        self.planned = cohort.clock
+        for seq, tokens in chunks:
+            self._account_chunk(seq, start, end, size + len(chunks))
+            self.num_tokens += tokens
+        self.busy_time += duration
+        self.num_steps += 1
+        self.num_tokens += size
+        self.in_flight.append(end)
+        self._recent.append((end, size + shape.num_prefill_tokens))
+        self.next_call = now if len(unfinished) + 1 < self.limits.depth else (unfinished[0] if unfinished else end)
+
+    def _advance_one(self, now: float, end: float) -> None:
+        clock = self.cohort.clock
+        self.times.reserve(clock + 1)
+        self.times.end_at[clock] = end
+        self.times.call_at[clock] = now
+        self.cohort.advance(1)
+
+    def _shape(self, size: int, chunks: list[tuple[Sequence, int]]) -> BatchShape:
+        self._decode_max_context = longest = self.cohort.max_computed() + 1 if size else 0
+        context = self.cohort.computed + size if size else 0
+        if not chunks:
+            return BatchShape(0, 0, 0, 0, size, context, longest)
+        total = pairs = read = 0
+        for seq, tokens in chunks:
+            after = seq.num_computed
+            total += tokens
+            pairs += tokens * (after - tokens) + tokens * (tokens + 1) // 2
+            read += after
+            longest = max(longest, after)
+        return BatchShape(total, len(chunks), pairs, read, size, context, longest)
+
+    def _account_chunk(self, seq: Sequence, start: float, end: float, running: int) -> None:
+        if seq.first_scheduled_time == NEVER:
+            seq.first_scheduled_time = start
+        seq.last_end = end
+        if seq.num_computed < seq.num_known:
+            return
+        del self.prefills[seq.order]
+        if seq.num_emitted == 0:
+            seq.first_token_time = end
+            seq.running_at_first_token = running
+        else:
+            self.resumed.append((seq.row, end))
+        if seq.evicted_time != NEVER:
+            seq.preempted_duration += end - seq.evicted_time
+            if seq.num_emitted == 0:
+                seq.preempted_before_first_token = seq.preempted_duration
+            seq.evicted_time = NEVER
+        seq.num_emitted += 1
+        self._join(seq)
+
+    def _join(self, seq: Sequence) -> None:
+        """Become a decode: work out the clock of the last token, and when the scheduler stops asking for it."""
+        cohort = self.cohort
+        left = seq._num_output_tokens - seq.num_emitted
+        seq.end_clock = cohort.clock + left - 1
+        seq.leave_clock = cohort.clock + left + (self.limits.depth - 1 if seq.stops_early else 0)
+        if seq.leave_clock > cohort.clock:
+            cohort.add(seq, seq.num_computed)
+        else:
+            seq.phase = Phase.DRAINING
+            heappush(self.finishing, (seq.last_end, seq.order, seq))
+
+    # --- sequences come and go -----------------------------------------------------------------------------------------
+
+    def enter(self, seq: Sequence, num_cached_tokens: int) -> None:
+        """A waiting sequence joins the running list (called by the builder)."""
+        seq.order = self.num_orders
+        self.num_orders += 1
+        self.running[seq.order] = self.prefills[seq.order] = seq
+        seq.phase = Phase.PREFILL
+        seq.num_computed = seq.prefix_tokens = num_cached_tokens
+        if seq.content is not None and seq.content.reaches_outputs:
+            self.kv.growing[seq.order] = seq
+        if seq.cached_at_admission < 0:
+            seq.cached_at_admission = num_cached_tokens
+            if self.kv.prefix_caching:
+                self.num_lookup_tokens += seq.num_known
+                self.num_hit_tokens += num_cached_tokens
+        else:
+            seq.num_recomputed += seq.num_known - num_cached_tokens
+
+    def match(self, seq: Sequence) -> Match:
+        """Prefix-cache look-up for a waiting sequence: at least one known token is left to compute."""
+        if not self.kv.prefix_caching:
+            return NO_MATCH
+        if self.kv.growing:
+            self.register_growing()
+        return self.kv.match(seq.content, seq.num_known - 1)
+
+    def register_growing(self) -> None:
+        """Register the generated blocks that others could hit, in the order in which the engine did: step, then running order.
+
+        Called before anything that depends on them: look-ups, registrations and releases.
+        """
+        size, pending = self.kv.block_size, []
+        for seq in self.kv.growing.values():
+            assert seq.content is not None
+            computed = self.num_computed(seq) + self.builder.took_token(seq)
+            last = min(self._registered(seq, computed, self.clock.now) // size, seq.content.num_shared_blocks)
+            for block in range(seq.content.num_registered + 1, last + 1):
+                pending.append((block * size - seq.offset, seq.order, block * size, seq))
+        for _, _, tokens, seq in sorted(pending):
+            self.kv.register(seq, tokens)
+
+    def num_computed(self, seq: Sequence) -> int:
+        """Tokens whose KV is scheduled."""
+        return seq.offset + self.cohort.clock if seq.phase is Phase.DECODE else seq.num_computed
+
+    def choose_victim(self) -> Sequence:
+        """Ask the preemption policy for one of the running sequences."""
+        candidates = list(self.running.values())
+        for seq in candidates:
+            if seq.phase is Phase.DECODE:
+                seq.num_computed = seq.offset + self.cohort.clock
+        chosen = self.preemption.victim(candidates)
+        return self.running[chosen.order]
+
+    def evict(self, seq: Sequence, now: float, took_token: bool) -> None:
+        """Carry out a preemption: blocks freed, computed tokens 0, back into the waiting queue."""
+        was_prefill = seq.phase is Phase.PREFILL
+        self._leave_running(seq, now, took_token)
+        seq.evicted_time = max(now, seq.last_end) if seq.evicted_time == NEVER else seq.evicted_time
+        if was_prefill:
+            seq.last_end = 0.0  # nothing to wait for: a chunk in flight returns no token
+        seq.num_known = seq.num_prompt_tokens + seq.num_emitted
+        seq.num_computed = 0
+        seq.num_preemptions += 1
+        self.num_preemptions += 1
+        seq.phase = Phase.WAITING
+        self.waiting.push_preempted(seq)
+
+    def _leave_running(self, seq: Sequence, now: float, took_token: bool = False) -> int:
+        """Take a sequence out of every running structure and free its blocks; return its tokens delivered by `now`."""
+        delivered = seq.num_emitted - (1 if seq.last_end > now and seq.phase is not Phase.PREFILL else 0)
+        if seq.phase is Phase.DECODE:
+            delivered = self._leave_cohort(seq, now)
+            seq.phase = Phase.PAUSED
+        del self.running[seq.order]
+        self.prefills.pop(seq.order, None)
+        self.paused.pop(seq.order, None)
+        self._free(seq, now, took_token, ended=False)
+        return delivered
+
+    def _leave_cohort(self, seq: Sequence, now: float) -> int:
+        """A member leaves before its time; return its tokens delivered by `now`."""
+        clock = self.cohort.clock
+        self.cohort.remove(seq)
+        last = min(clock - 1, seq.end_clock)
+        in_flight = 1 if seq.last_end > now else 0
+        self._record_span(seq, last, clock - 1)
+        if last >= seq.join_clock:
+            in_flight = last + 1 - self.times.first_end_after(now, seq.join_clock, last + 1)
+            in_flight += 1 if seq.last_end > now else 0
+            seq.num_emitted += last + 1 - seq.join_clock
+            seq.last_end = self.times.end_at[last]
+        if seq.end_clock <= clock - 1:
+            heappush(self.finishing, (seq.last_end, seq.order, seq))
+        return seq.num_emitted - in_flight
+
+    def settle(self, accepted: dict[int, Sequence]) -> None:
+        """Some decodes were accepted one by one: pause the members left out, take in the paused that were accepted."""
+        for seq in list(self.running.values()):
+            if seq.phase is Phase.DECODE and seq.order not in accepted:
+                self._leave_cohort(seq, self.clock.now)
+                if seq.end_clock < self.cohort.clock:
+                    seq.phase = Phase.DRAINING
+                else:
+                    seq.phase = Phase.PAUSED
+                    self.paused[seq.order] = seq
+        for order in [order for order in self.paused if order in accepted]:
+            self._join(self.paused.pop(order))
+
+    def _retire(self, now: float) -> None:
+        """Members whose last token is scheduled leave the cohort; sequences whose last token is back end."""
+        cohort = self.cohort
+        while cohort.next_leave() == cohort.clock:
+            seq = cohort.first_leaver()
+            cohort.remove(seq)
+            self._record_span(seq, seq.end_clock, cohort.clock - 1)
+            if seq.end_clock >= seq.join_clock:
+                seq.num_emitted += seq.end_clock + 1 - seq.join_clock
+                seq.last_end = self.times.end_at[seq.end_clock]
+            seq.phase = Phase.DRAINING
+            heappush(self.finishing, (seq.last_end, seq.order, seq))
+            self._refused = False
+        while self.finishing and self.finishing[0][0] <= now:
+            time, _, seq = heappop(self.finishing)
+            self._end(time, seq)
+
+    def _end(self, time: float, seq: Sequence) -> None:
+        if seq.phase is Phase.WAITING:  # preempted with its last token in flight
+            self.waiting.remove(seq)
+            seq.preempted_duration += max(0.0, time - seq.evicted_time)
+        else:
+            del self.running[seq.order]
+            self._free(seq, time, False, ended=True)
+        seq.phase = Phase.ENDED
+        if self.waiting:
+            self._refused = False
+            self._look = True
+        self.on_end(seq, time, self)
+
+    def _free(self, seq: Sequence, now: float, took_token: bool, ended: bool) -> None:
+        size = self.kv.block_size
+        computed = seq.num_computed + took_token
+        held = -(-computed // size)
+        if ended:
+            registered = seq.num_prompt_tokens + seq.num_emitted - 1  # the KV of the last token is never computed
+        else:
+            registered = self._registered(seq, computed, now)
+        self._count_shared(now)
+        if self.kv.growing:
+            self.register_growing()
+        self.kv.release(seq, held, registered, ended)
+        if self.kv.growing:
+            self.kv.growing.pop(seq.order, None)
+        self.block_seconds += held * now - seq.block_time_sum
+        self.token_seconds += computed * now - seq.token_time_sum
+
+    def _registered(self, seq: Sequence, computed: int, now: float) -> int:
+        """Tokens whose blocks are hashed: prompt tokens as scheduled, generated ones when they have come back."""
+        if seq.phase is Phase.PREFILL:
+            return computed
+        if seq.phase is Phase.DRAINING:  # a surplus step after a stop token computed one more, which is thrown away
+            computed = min(computed, seq.num_prompt_tokens + seq.num_emitted - 1)
+        last_end = seq.last_end
+        if seq.phase is Phase.DECODE and self.cohort.clock > seq.join_clock:
+            last_end = self.times.end_at[self.cohort.clock - 1]
+        return max(seq.num_known, computed - (1 if last_end > now else 0))
+
+    def _count_shared(self, now: float) -> None:
+        self.shared_block_seconds += self.kv.num_shared_extra * (now - self._shared_since)
+        self._shared_since = now
+
+    def _record_span(self, seq: Sequence, last: int, last_scheduled: int) -> None:
+        if last_scheduled >= seq.join_clock:
+            self.spans.append((seq.row, seq.join_clock, last, last_scheduled, seq.offset % self.kv.block_size))
+
+    # --- the step log --------------------------------------------------------------------------------------------------
+
+    def _log_step(self, shape: BatchShape, start: float, duration: float, builder: BatchBuilder) -> None:
+        assert self.steps is not None
+        self.steps.append(
+            (
+                start,
+                duration,
+                shape.num_prefill_tokens,
+                shape.num_decode_sequences,
+                shape.decode_context,
+                builder.num_preempted,
+                self.kv.num_free,
+            )
+        )
+
+    def _log_planned(self, steps: int) -> None:
+        assert self.steps is not None
+        cohort, start, free = self.cohort, self._plan_start, self.kv.num_free
+        context, size = cohort.computed + cohort.size, cohort.size
+        for i in range(steps):
+            end = self.times.end_at[cohort.clock + i]
+            taken = cohort.new_blocks(i + 1)
+            self.steps.append((start, end - start, 0, size, context + i * size, 0, free - taken))
+            start = end
+
+
+def drain(replicas: Iterable[Replica]) -> None:
+    """After the last event: check that nothing is left behind."""
+    for replica in replicas:
+        replica.kv.check_integrity()

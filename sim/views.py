@@ -1,0 +1,97 @@
+"""What policies may read. These are types, not objects: the engine passes its own objects, and mypy lets a policy see only this.
+
+Never in a view: the true output length, the SimPy environment, another policy's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class RequestView(Protocol):
+    """A request as its client sent it."""
+
+    @property
+    def row(self) -> int:
+        """Row in the workload; the last tie-breaker of every order."""
+
+    @property
+    def arrival_time(self) -> float: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def max_output_tokens(self) -> int:
+        """Most output tokens, as the client declared it."""
+
+    @property
+    def predicted_output_tokens(self) -> float | None:
+        """What the length predictor said; None without a predictor."""
+
+    @property
+    def priority(self) -> int:
+        """Smaller is more important."""
+
+    @property
+    def tenant(self) -> str | None: ...
+    @property
+    def request_class(self) -> str | None: ...
+    @property
+    def adapter(self) -> str | None: ...
+
+
+class SequenceView(RequestView, Protocol):
+    """A sequence on a replica."""
+
+    @property
+    def num_known(self) -> int:
+        """Prompt tokens and output tokens so far, as of its latest admission or return to the queue."""
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose KV is scheduled (0 while waiting)."""
+
+    @property
+    def num_emitted(self) -> int:
+        """Output tokens scheduled so far."""
+
+    @property
+    def num_preemptions(self) -> int: ...
+    @property
+    def order(self) -> int:
+        """Position in the running list: grows with every admission on the replica."""
+
+
+class ReplicaView(Protocol):
+    """A replica as a router sees it, as of now."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_outstanding(self) -> int:
+        """Waiting plus running."""
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of usable blocks that are referenced, 0 to 1."""
+
+
+class ClusterView(Protocol):
+    """The replicas a router may choose from, in stable order, and their loads as arrays in the same order."""
+
+    @property
+    def replicas(self) -> Ordered[ReplicaView]: ...
+    @property
+    def outstanding_requests(self) -> npt.NDArray[np.int64]:
+        """Waiting plus running requests of each replica."""
+
+    @property
+    def outstanding_tokens(self) -> npt.NDArray[np.int64]:
+        """Prompt tokens plus predicted (else declared) output tokens of each replica's outstanding requests."""

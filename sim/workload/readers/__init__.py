@@ -1,0 +1,49 @@
+"""Trace formats: one reader a file, one line a format; detection is by content, in this order."""
+
+from __future__ import annotations
+
+from sim.errors import unknown_name
+from sim.workload.raw import Reader
+from sim.workload.readers.azure import AZURE
+from sim.workload.readers.burstgpt import BURSTGPT
+from sim.workload.readers.llmservingsim import LLMSERVINGSIM
+from sim.workload.readers.mooncake import MOONCAKE
+from sim.workload.readers.servegen import SERVEGEN
+from sim.workload.readers.sharegpt import SHAREGPT
+from sim.workload.readers.sharegpt_lengths import SHAREGPT_LENGTHS
+from sim.workload.readers.splitwise import SPLITWISE
+from sim.workload.readers.table import TABLE
+from sim.workload.readers.vidur import VIDUR
+from sim.workload.readers.vllm_bench import VLLM_BENCH
+from sim.workload.textfile import Head, Source
+
+READERS: dict[str, Reader] = {
+    "table": TABLE,
+    "azure": AZURE,
+    "burstgpt": BURSTGPT,
+    "mooncake": MOONCAKE,
+    "vidur": VIDUR,
+    "sharegpt": SHAREGPT,
+    "sharegpt-lengths": SHAREGPT_LENGTHS,
+    "llmservingsim": LLMSERVINGSIM,
+    "splitwise": SPLITWISE,
+    "servegen": SERVEGEN,
+    "vllm-bench": VLLM_BENCH,
+}
+
+
+def find_reader(name: str, source: Source, head: Head) -> tuple[str, Reader]:
+    """(name, reader) of a format by name, or by the content of the file for "auto"."""
+    if name != "auto":
+        if name not in READERS:
+            raise unknown_name("trace format", name, ["auto", *READERS])
+        return name, READERS[name]
+    for known, reader in READERS.items():
+        if reader.detect(head):
+            return known, reader
+    seen = ", ".join(sorted(head.names)[:12]) or head.first_line.strip()[:80]
+    raise source.error(
+        None,
+        f"format not recognised (a {head.kind} file with: {seen}); known formats: {', '.join(READERS)}; for another "
+        "table give columns: {num_prompt_tokens: NAME, num_output_tokens: NAME, arrival_time: NAME}",
+    )
