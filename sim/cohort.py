@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from sim.request import Sequence
 
 
+NOBODY = 2**62  # leave clock of an empty cohort
+
+
 class Cohort:
     """Sequences in decode on one replica. `clock` counts the steps in which the cohort advanced."""
 
@@ -25,6 +28,7 @@ class Cohort:
         self.size = 0
         self.computed = 0  # sum over members of tokens computed before the coming step
         self.last_order = -1  # no member was admitted later than this
+        self.leave_at = NOBODY  # clock at which the first member leaves
         self._offsets = [0] * block_size  # members by offset modulo block size
         self._leaves: list[tuple[int, int, Sequence]] = []  # heap of (leave clock, order, member), lazily cleaned
         self._longest: list[tuple[int, int, Sequence]] = []  # heap of (-offset, order, member), lazily cleaned
@@ -39,25 +43,29 @@ class Cohort:
         self.last_order = max(self.last_order, seq.order)
         self._offsets[seq.offset % self.block_size] += 1
         heappush(self._leaves, (seq.leave_clock, seq.order, seq))
+        if seq.leave_clock < self.leave_at:
+            self.leave_at = seq.leave_clock
         heappush(self._longest, (-seq.offset, seq.order, seq))
 
     def remove(self, seq: Sequence) -> int:
-        """Take a member out; return its computed tokens (and store them with it)."""
+        """Take a member out, in phase PAUSED until told otherwise; return its computed tokens (and store them with it)."""
+        seq.phase = Phase.PAUSED
         seq.num_computed = seq.offset + self.clock
         self.size -= 1
         self.computed -= seq.num_computed
         self._offsets[seq.offset % self.block_size] -= 1
+        if seq.leave_clock == self.leave_at:
+            self.leave_at = self._next_leave()
         return seq.num_computed
 
-    def next_leave(self) -> int:
-        """Clock at which the first member leaves; a huge number if there is none."""
+    def _next_leave(self) -> int:
         leaves = self._leaves
         while leaves:
             clock, order, seq = leaves[0]
             if seq.phase is Phase.DECODE and seq.order == order and seq.leave_clock == clock:
                 return clock
             heappop(leaves)
-        return 2**62
+        return NOBODY
 
     def first_leaver(self) -> Sequence:
         """The member that leaves first (ties: admitted first)."""
@@ -89,7 +97,7 @@ class Cohort:
     def steps_within(self, num_blocks: int, num_steps: int) -> int:
         """Most steps, at most `num_steps`, that take no more than `num_blocks` blocks."""
         if self.size * (num_steps // self.block_size + 1) <= num_blocks or self.new_blocks(num_steps) <= num_blocks:
-            return num_steps
+            return num_steps  # the first test is a bound that needs no histogram
         low, high = 0, num_steps  # new_blocks(low) fits, new_blocks(high) does not
         while high - low > 1:
             middle = (low + high) // 2

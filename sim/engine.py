@@ -64,6 +64,8 @@ class Simulation:
         self._progress = progress
         self._start_arrivals()
         if self.timeline_interval is not None:
+            for replica in self.replicas:
+                replica.sampled = True
             self._sample_timeline(None)
         started = time.perf_counter()
         collecting = gc.isenabled()

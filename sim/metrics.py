@@ -360,12 +360,12 @@ def _run_warnings(summary: Mapping[str, Any], measured: Measured, config: object
     warnings = [*_warmup_warnings(summary, measured), *_negative_parts(measured)]
     if summary["stability"] != "stable":
         reasons = "; ".join(summary["stability_details"]["reasons"])
-        warnings.append(f"{summary['stability']}: {reasons}; latencies grow with the length of such a run")
+        warnings.append(f"{summary['stability']}: {reasons}; the latencies describe no steady state")
     many = summary["num_preemptions"] > _MANY_PREEMPTIONS * max(summary["num_requests"], 1)
     if many:
         warnings.append(
-            f"{summary['num_preemptions']} preemptions in {summary['num_requests']} requests: KV memory is short "
-            f"({summary['num_recomputed_tokens']} tokens were computed again)"
+            f"{summary['num_preemptions']:,} preemptions in {summary['num_requests']:,} requests: KV memory is short "
+            f"({summary['num_recomputed_tokens']:,} tokens were computed again)"
         )
     if summary["num_unservable"]:
         warnings.append(f"{summary['num_unservable']} requests can never be served: longer than the model or the cache")

@@ -112,6 +112,11 @@ def check_target(target: Path) -> None:
         names = {entry.name for entry in target.iterdir()}
         if names and not names.intersection(_MARKS):
             raise InputError(f"{target}: has files but is not the output of a run; give another folder with --out")
+    there = next(folder for folder in (target.absolute().parent, *target.absolute().parents) if folder.exists())
+    try:
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        raise InputError(f"{target}: cannot be written ({there}: {error.strerror})") from None
 
 
 def _replace(folder: Path, target: Path) -> None:

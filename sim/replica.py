@@ -24,7 +24,7 @@ from sim.cost.base import BatchShape
 from sim.kv.paged import NO_MATCH, Match, PagedKV
 from sim.recorder import SPAN_COLUMNS, STEP_COLUMNS, StepTimes, Table
 from sim.request import NEVER, Phase
-from sim.units import TICK, TICKS_PER_SECOND
+from sim.units import TICK
 from sim.waiting import ArrivalQueue, SortedQueue, WaitingQueue
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from sim.interfaces import PreemptionPolicy, Scheduler
     from sim.request import Sequence
 
-MIN_HORIZON, MAX_HORIZON = 16, 1024
+# Adding and subtracting this rounds a float64 to the time grid: its last bit is worth one TICK. Half goes to even, as in
+# `sim.units.to_grid`. Exact for durations below 2**20 s.
+GRID_SHIFT = 1.5 * 2.0**52 * TICK
+MIN_HORIZON, MAX_HORIZON = 64, 1024  # steps of a plan: short after a change, longer the longer nothing changes
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class Replica:
         self.prefills: dict[int, Sequence] = {}
         self.paused: dict[int, Sequence] = {}
         self.builder = BatchBuilder(self)
+        self.sampled = False  # whether somebody asks for `sample`
         self.observer: Callable[[BatchBuilder], None] | None = None  # sees every evaluated call (golden tests)
         # The plan: calls of clocks [cohort.clock, planned) are decided and lie ahead (or at this very instant).
         self.planned = 0
@@ -256,8 +260,9 @@ class Replica:
 
     def _call(self, now: float) -> None:
         """One scheduling call: plan far ahead where nothing can change, else build one batch."""
-        self._commit(self.planned - self.cohort.clock)
-        self._retire(now)
+        if self.planned > self.cohort.clock:
+            self._commit(self.planned - self.cohort.clock)
+            self._retire(now)
         self._look = False
         if self._is_steady() and self._plan(now):
             return
@@ -285,44 +290,48 @@ class Replica:
     # --- fast-forward --------------------------------------------------------------------------------------------------
 
     def _is_steady(self) -> bool:
-        """Whether the coming batch is the decode cohort and nothing else, whatever the scheduler is asked."""
+        """Whether the coming batch is the decode cohort (if any) and nothing else, whatever the scheduler is asked."""
         return not (
-            self.step_by_step
-            or self.prefills
+            self.prefills
             or self.paused
-            or not self.cohort.size
             or (self.waiting and not self._refused)
             or self.cohort.size > self.limits.max_num_batched_tokens
+            or self.step_by_step
         )
 
     def _plan(self, now: float) -> bool:
         """Plan the coming steps of the cohort up to the next decision point; False if not even one fits in memory."""
         cohort, times = self.cohort, self.times
-        first = cohort.clock
-        steps = cohort.steps_within(self.kv.num_free, min(self._horizon, cohort.next_leave() - first))
+        size, first = cohort.size, cohort.clock
+        unfinished = self._unfinished(now)
+        if not size:  # the last tokens are on their way
+            self.next_call = unfinished[0] if unfinished else NEVER
+            return True
+        steps = cohort.steps_within(self.kv.num_free, min(self._horizon, cohort.leave_at - first))
         if steps < 1:
             return False
-        size = cohort.size
-        start = self.in_flight[-1] if self.in_flight and self.in_flight[-1] > now else now
-        durations = self.cost.decode_times(size, cohort.computed + size, cohort.max_computed() + 1, steps)
         end = first + steps
         times.reserve(end + self.limits.depth)
         ends = times.ends[first:end]
-        np.multiply(durations, TICKS_PER_SECOND, out=ends)
-        np.rint(ends, out=ends)
-        np.multiply(ends, TICK, out=ends)
-        np.cumsum(ends, out=ends)
-        ends += start
-        self._plan_calls(now, first, steps)
+        durations = self.cost.decode_times(size, cohort.computed + size, cohort.max_computed() + 1, steps)
+        np.add(durations, GRID_SHIFT, out=ends)
+        np.subtract(ends, GRID_SHIFT, out=ends)
+        self._plan_start = unfinished[-1] if unfinished else now
+        times.end_at[first] += self._plan_start
+        np.add.accumulate(ends, out=ends)  # exact on the grid, and so the same bits as adding step by step
+        self._plan_calls(now, first, steps, unfinished)
         self.planned = end
-        self._plan_start = start
         self.num_plans += 1
+        self._horizon = min(4 * self._horizon, MAX_HORIZON)
         return True
 
-    def _plan_calls(self, now: float, first: int, steps: int) -> None:
+    def _unfinished(self, now: float) -> list[float]:
+        """Ends of the batches in flight, oldest first."""
+        return [end for end in self.in_flight if end > now]
+
+    def _plan_calls(self, now: float, first: int, steps: int, unfinished: list[float]) -> None:
         """Instants of the planned calls and of the one after them: call i follows the end of batch i - depth."""
         depth, times = self.limits.depth, self.times
-        unfinished = [end for end in self.in_flight if end > now]
         head = [now] * (depth - len(unfinished)) + unfinished
         if steps > depth:
             times.calls[first + depth : first + steps] = times.ends[first : first + steps - depth]
@@ -355,10 +364,12 @@ class Replica:
         self.num_steps += steps
         self.num_tokens += steps * cohort.size
         self.num_planned_steps += steps
+        in_flight = self.in_flight
         for clock in range(max(first, last - self.limits.depth), last):
-            self.in_flight.append(times.end_at[clock])
-            self._recent.append((times.end_at[clock], cohort.size))
-        self._horizon = MAX_HORIZON if steps > 512 else max(MIN_HORIZON, 2 * steps)
+            in_flight.append(times.end_at[clock])
+        if self.sampled:
+            for clock in range(max(first, last - self.limits.depth), last):
+                self._recent.append((times.end_at[clock], cohort.size))
 
     def _cut(self, now: float) -> None:
         """Give up planned calls at or after `now`: the next one is decided afresh."""
@@ -366,6 +377,7 @@ class Replica:
         if self.cohort.clock < self.planned:
             self.planned = self.cohort.clock
             self.next_call = self.times.call_at[self.planned]
+            self._horizon = MIN_HORIZON
 
     # --- one evaluated step --------------------------------------------------------------------------------------------
 
@@ -375,13 +387,13 @@ class Replica:
         size = cohort.size if builder.decoded else 0
         builder.close()
         chunks = builder.chunks
-        unfinished = [end for end in self.in_flight if end > now]
+        unfinished = self._unfinished(now)
         if not size and not chunks:
             self.next_call = unfinished[0] if unfinished else NEVER
             return
         shape = self._shape(size, chunks)
         start = unfinished[-1] if unfinished else now
-        duration = round(self.cost.step_time(shape) * TICKS_PER_SECOND) * TICK
+        duration = self.cost.step_time(shape) + GRID_SHIFT - GRID_SHIFT
         end = start + duration
         if self.steps is not None:
             self._log_step(shape, start, duration, builder)
@@ -397,7 +409,8 @@ class Replica:
         self.num_steps += 1
         self.num_tokens += size
         self.in_flight.append(end)
-        self._recent.append((end, size + shape.num_prefill_tokens))
+        if self.sampled:
+            self._recent.append((end, size + shape.num_prefill_tokens))
         self.next_call = now if len(unfinished) + 1 < self.limits.depth else (unfinished[0] if unfinished else end)
 
     def _advance_one(self, now: float, end: float) -> None:
@@ -527,7 +540,6 @@ class Replica:
         delivered = seq.num_emitted - (1 if seq.last_end > now and seq.phase is not Phase.PREFILL else 0)
         if seq.phase is Phase.DECODE:
             delivered = self._leave_cohort(seq, now)
-            seq.phase = Phase.PAUSED
         del self.running[seq.order]
         self.prefills.pop(seq.order, None)
         self.paused.pop(seq.order, None)
@@ -566,7 +578,7 @@ class Replica:
     def _retire(self, now: float) -> None:
         """Members whose last token is scheduled leave the cohort; sequences whose last token is back end."""
         cohort = self.cohort
-        while cohort.next_leave() == cohort.clock:
+        while cohort.leave_at == cohort.clock:
             seq = cohort.first_leaver()
             cohort.remove(seq)
             self._record_span(seq, seq.end_clock, cohort.clock - 1)

@@ -1,6 +1,6 @@
 """Did the cluster keep up with its arrivals? A verdict from how the queue grew while requests were arriving.
 
-stable: the queue did not grow. backlogged: requests piled up (a burst, an offline batch, or slow growth that a longer
+stable: the queue did not grow. backlogged: requests piled up (bursts, an offline batch, or slow growth that a longer
 run would have to confirm). overloaded: arrivals outran service throughout, or the cluster lost requests for want of
 capacity; latencies of such a run grow with its length and describe no steady state.
 """
@@ -23,6 +23,8 @@ OVERLOAD_GROWTH = 0.05
 BACKLOG_GROWTH = 0.01
 # A queue at the last arrival below this is chance, whatever its share.
 MIN_QUEUE = 10
+# The longest mean queue of a quarter of the arrivals over the shortest, from which on the queue came in bursts.
+BURST_RATIO = 4.0
 # Share of offered requests rejected or timed out from which on the cluster counts as overloaded.
 LOST_SHARE = 0.05
 
@@ -64,22 +66,9 @@ def judge(arrival: FloatArray, left_queue: FloatArray, num_rejected: int, num_ti
 
 
 def _judge_growth(queue: _Queue, start: float, end: float, lost: list[str]) -> Stability:
-    middle, at_end = (start + end) / 2, queue.waiting(end)
-    grown = at_end - queue.waiting(middle)
-    late = int((queue.arrival > middle).sum())
-    share, rising = grown / max(late, 1), queue.quarters[1] < queue.quarters[2] < queue.quarters[3]
-    verdict, reasons = "stable", [f"{at_end:,} of {len(queue.arrival):,} requests waited at the last arrival"]
-    grew = f"the queue grew by {grown:,} requests ({share:.1%} of the arrivals) over the second half of the arrivals"
-    if lost or (rising and share > OVERLOAD_GROWTH and at_end >= MIN_QUEUE):
-        verdict, reasons = "overloaded", [*lost, *([grew] if share > BACKLOG_GROWTH else [])]
-    elif at_end >= MIN_QUEUE and rising and share > BACKLOG_GROWTH:
-        verdict, reasons = "backlogged", [grew + "; a longer run would tell whether it goes on"]
-    elif at_end >= MIN_QUEUE and at_end > OVERLOAD_GROWTH * len(queue.arrival):
-        verdict, reasons = (
-            "backlogged",
-            [f"{at_end:,} of {len(queue.arrival):,} requests still waited at the last arrival"],
-        )
-    drained = float(queue.left[-1])
+    middle, at_end, drained = (start + end) / 2, queue.waiting(end), float(queue.left[-1])
+    grown, late = at_end - queue.waiting(middle), int((queue.arrival > middle).sum())
+    verdict, reasons = _verdict(queue, at_end, grown, grown / max(late, 1), lost)
     return Stability(
         verdict,
         reasons,
@@ -88,6 +77,26 @@ def _judge_growth(queue: _Queue, start: float, end: float, lost: list[str]) -> S
         grown / (end - middle),
         max(drained - end, 0.0) if np.isfinite(drained) else None,
     )
+
+
+def _verdict(queue: _Queue, at_end: int, grown: int, share: float, lost: list[str]) -> tuple[str, list[str]]:
+    """`grown`: requests that the queue gained over the second half of the arrivals; `share`: of those arrivals."""
+    low, high = min(queue.quarters), max(queue.quarters)
+    rising = at_end >= MIN_QUEUE and queue.quarters[1] < queue.quarters[2] < queue.quarters[3]
+    waited = f"{at_end:,} of {len(queue.arrival):,} requests waited at the last arrival"
+    grew = f"the queue grew by {grown:,} requests ({share:.1%} of the arrivals) over the second half of the arrivals"
+    if lost or (rising and share > OVERLOAD_GROWTH):
+        return "overloaded", [*lost, *([grew] if share > BACKLOG_GROWTH else [])]
+    if rising and share > BACKLOG_GROWTH:
+        return "backlogged", [f"{grew}; a longer run would tell whether it goes on"]
+    if at_end >= MIN_QUEUE and at_end > OVERLOAD_GROWTH * len(queue.arrival):
+        return "backlogged", [waited]
+    if high >= MIN_QUEUE and high > BURST_RATIO * low:
+        worst = queue.quarters.index(high) + 1
+        return "backlogged", [
+            f"on average {high:,.0f} requests waited in quarter {worst} of the arrivals, {low:,.0f} in another"
+        ]
+    return "stable", [waited]
 
 
 def _all_at_once(arrival: FloatArray, lost: list[str]) -> Stability:

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
-from sim.cli.text import clock, count, plural, seconds, share, significant
+from sim.cli.text import count, plural, seconds, share, significant, span
 
 if TYPE_CHECKING:
     from sim.config import ExperimentConfig
@@ -25,29 +23,29 @@ _LATENCIES = (
     ("queueing_delay", "queueing delay"),
 )
 _STATISTICS = ("mean", "p50", "p90", "p99", "max")
+_COLUMN = 11
 
 
 def print_summary(outcome: Outcome, directory: Path) -> None:
-    """Print a finished run to standard output."""
-    console = Console(highlight=False)
-    summary = outcome.summary
-    console.print(heading(outcome.config, summary))
-    console.print(latencies(summary))
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in topics(outcome):
-        table.add_row(name, Text(text))
-    console.print(table)
-    for warning in summary["warnings"]:
-        console.print(Text.assemble(("warning: ", "yellow"), warning))
-    console.print(Text.assemble(("written to ", "dim"), str(directory)), soft_wrap=True)
+    """Print a finished run to standard output; colours and dim words only on a terminal."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(heading(outcome.config))
+    for line in latencies(outcome.summary):
+        console.print(line)
+    console.print()
+    lines = topics(outcome)
+    width = max(len(name) for name, _ in lines) + 2
+    for name, text in lines:
+        console.print(Text.assemble((name.ljust(width), "dim"), text))
+    for warning in outcome.summary["warnings"]:
+        console.print(Text.assemble(("warning".ljust(width), "yellow"), warning))
+    console.print(Text.assemble(("written to".ljust(width), "dim"), str(directory)))
 
 
-def heading(config: ExperimentConfig, summary: Mapping[str, Any]) -> str:
+def heading(config: ExperimentConfig) -> Text:
     """What was run, in a line."""
     pools = ", ".join(f"{pool.replicas} x {pool.model} on {gpus(pool)}" for pool in config.cluster.pools)
-    return f"[bold]{escape(config.name)}[/bold]  {escape(pools)}, seed {config.seed}\n"
+    return Text.assemble((config.name, "bold"), f": {pools}, seed {config.seed}\n")
 
 
 def gpus(pool: Any) -> str:
@@ -56,17 +54,16 @@ def gpus(pool: Any) -> str:
     return f"{number} {Path(pool.gpu).stem}" if number > 1 else Path(pool.gpu).stem
 
 
-def latencies(summary: Mapping[str, Any]) -> Table:
-    """The table of latencies."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("", no_wrap=True)
-    for statistic in _STATISTICS:
-        table.add_column(statistic, justify="right", no_wrap=True)
+def latencies(summary: Mapping[str, Any]) -> list[Text]:
+    """The lines of the table of latencies."""
+    width = max(len(words) for _, words in _LATENCIES) + 1
+    head = " " * width + "".join(f"{statistic:>{_COLUMN}}" for statistic in _STATISTICS)
+    lines = [Text(head, style="dim")]
     for name, words in _LATENCIES:
         values = summary.get(name) or {}
-        table.add_row(words, *(seconds(values.get(statistic)) for statistic in _STATISTICS))
-    table.add_row()
-    return table
+        cells = "".join(f"{seconds(values.get(statistic)):>{_COLUMN}}" for statistic in _STATISTICS)
+        lines.append(Text.assemble((words.ljust(width), "dim"), cells))
+    return lines
 
 
 def topics(outcome: Outcome) -> list[tuple[str, str]]:
@@ -94,7 +91,7 @@ def _requests(summary: Mapping[str, Any]) -> str:
         f"{count(summary[f'num_{kind}'])} {kind.replace('_', ' ')}" for kind in kinds if summary.get(f"num_{kind}")
     ]
     if summary["duration"] is not None:
-        parts.append(f"over {clock(summary['duration'])}")
+        parts.append(f"over {span(summary['duration'])}")
     return ", ".join(parts)
 
 

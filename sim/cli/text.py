@@ -23,8 +23,8 @@ def significant(value: float | None, digits: int = 3) -> str:
         return NOTHING
     if value == 0:
         return "0"
-    whole = len(f"{abs(value):.0f}") if abs(value) >= 1 else -_leading_zeros(abs(value))
-    return f"{value:,.{max(digits - whole, 0)}f}"
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    return f"{value:,.{max(digits - 1 - exponent, 0)}f}"
 
 
 def clock(value: float) -> str:
@@ -32,6 +32,11 @@ def clock(value: float) -> str:
     total = round(value)
     hours, minutes, rest = total // 3600, total // 60 % 60, total % 60
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def span(value: float) -> str:
+    """A span of time: `1.37 s` below a minute, `2:05` above."""
+    return seconds(value) if value < 60 else clock(value)
 
 
 def share(value: float | None) -> str:
@@ -47,8 +52,3 @@ def count(value: int | None) -> str:
 def plural(number: int, noun: str) -> str:
     """`1 replica`, `4 replicas`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _leading_zeros(value: float) -> int:
-    """Zeros between the decimal point and the first digit of a value below 1."""
-    return -int(f"{value:e}".partition("e")[2]) - 1

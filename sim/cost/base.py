@@ -38,9 +38,7 @@ class CostModel(Protocol):
         """Seconds of one step with this batch; > 0 for a non-empty batch. Need not lie on the time grid."""
         ...
 
-    def decode_times(
-        self, num_sequences: int, context: int, max_context: int, num_steps: int
-    ) -> FloatArray:
+    def decode_times(self, num_sequences: int, context: int, max_context: int, num_steps: int) -> FloatArray:
         """Seconds of `num_steps` successive pure-decode steps of the same `num_sequences` sequences.
 
         Step i (from 0) has decode_context `context + i*num_sequences` and max_context `max_context + i`. Shape

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 NONE = "n/a"
 _SPACE = "\N{NO-BREAK SPACE}"  # a number is not parted from its unit
@@ -50,8 +49,3 @@ def percent(value: float | None) -> str:
         value = min(max(value, 0.0001), 0.9999)
     text = f"{100 * value:.2f}" if value > 0.99 or value < 0.01 else f"{100 * value:.1f}"
     return f"{text.rstrip('0').rstrip('.') if '.' in text else text}{_SPACE}%"
-
-
-def bare(value: Any) -> str:
-    """A value of a configuration."""
-    return NONE if value is None else str(value)

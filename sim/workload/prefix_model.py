@@ -182,11 +182,11 @@ class _Tree:
     def _nearest(self, i: int, distance: float, sizes: IntArray, least: int, exact: bool = False) -> int | None:
         """The row nearest to i - distance whose size is at least (or exactly) `least`."""
         first = max(0, i - _WINDOW)
-        window = sizes[first:i]
-        found = np.flatnonzero(window == least if exact else window >= least)
-        if not len(found):
-            return None
-        target = i - distance - first
-        place = int(np.searchsorted(found, target))
-        near = found[max(0, place - 1) : place + 1]
-        return first + int(near[np.argmin(np.abs(near - target))])
+        target = max(first, i - round(distance))
+        for reach in (256, _WINDOW):  # the near rows nearly always hold one: the whole window is seldom looked at
+            low = max(first, target - reach)
+            window = sizes[low : min(i, target + reach + 1)]
+            found = np.flatnonzero(window == least if exact else window >= least)
+            if len(found):
+                return low + int(found[np.argmin(np.abs(found - (target - low)))])
+        return None

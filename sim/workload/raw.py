@@ -53,7 +53,7 @@ class ReadOptions:
     seeds: Seeds = field(default_factory=lambda: Seeds(0))
 
     def chunk_rows(self) -> int:
-        return CHUNK_ROWS if self.limit is None else min(CHUNK_ROWS, max(1000, self.limit))
+        return CHUNK_ROWS if self.limit is None else min(CHUNK_ROWS, max(1000, self.limit // 4))
 
 
 @dataclass

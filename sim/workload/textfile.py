@@ -40,7 +40,7 @@ class Source:
         magic = self._magic()
         if magic == b"\x28\xb5\x2f\xfd":
             raise self.error(None, "is zstd-compressed; decompress it first (gzip is read as it is)")
-        return gzip.open(self.path) if magic[:2] == b"\x1f\x8b" else self.path.open("rb")
+        return cast("IO[bytes]", gzip.open(self.path) if magic[:2] == b"\x1f\x8b" else self.path.open("rb"))
 
     def _magic(self) -> bytes:
         try:
@@ -171,10 +171,9 @@ def read_csv(
     names = [name.strip().lower() for name in header]
     index = _locate(source, reader.line_num, names, needed, optional)
     wanted = _wanted(source, names, where or {})
-    while rows := _rows(source, reader, len(names), chunk_rows, wanted):
-        columns = list(zip(*(row for _, row in rows), strict=True))
-        line = np.array([number for number, _ in rows], dtype=np.int64)
-        yield Table(line, {ours: columns[i] for ours, i in index.items()})
+    while (rows := _rows(source, reader, len(names), chunk_rows, wanted)).cells:
+        columns = list(zip(*rows.cells, strict=True))
+        yield Table(np.array(rows.line, dtype=np.int64), {ours: columns[i] for ours, i in index.items()})
 
 
 def _locate(
@@ -202,21 +201,30 @@ def _wanted(source: Source, names: list[str], where: Mapping[str, str]) -> list[
     return [(names.index(name.lower()), value) for name, value in where.items()]
 
 
-def _rows(
-    source: Source, reader: Any, width: int, num: int, wanted: list[tuple[int, str]]
-) -> list[tuple[int, list[str]]]:
-    rows: list[tuple[int, list[str]]] = []
-    while len(rows) < num:
-        row = _next_row(source, reader)
-        if row is None:
-            break
-        if not row:
-            continue
-        if len(row) != width:
-            text = ",".join(row)[:80]
-            raise source.error(reader.line_num, f"expected {width} fields as in the header, got {len(row)}: {text}")
-        if not wanted or all(row[i] == value for i, value in wanted):
-            rows.append((reader.line_num, row))
+@dataclass
+class _CsvRows:
+    line: list[int]
+    cells: list[list[str]]
+
+
+def _rows(source: Source, reader: Any, width: int, num: int, wanted: list[tuple[int, str]]) -> _CsvRows:
+    """The next `num` rows that are wanted; fewer only at the end of the file."""
+    rows = _CsvRows([], [])
+    try:
+        for row in reader:
+            if len(row) != width:
+                if not row:
+                    continue
+                text = ",".join(row)[:80]
+                raise source.error(reader.line_num, f"expected {width} fields as in the header, got {len(row)}: {text}")
+            if wanted and any(row[i] != value for i, value in wanted):
+                continue
+            rows.cells.append(row)
+            rows.line.append(reader.line_num)
+            if len(rows.cells) == num:
+                break
+    except csv.Error as error:
+        raise source.error(reader.line_num, f"is not CSV: {error}") from None
     return rows
 
 
@@ -273,7 +281,10 @@ def integers(
 ) -> IntArray:
     """Whole numbers >= `least` from strings or JSON numbers, exact over 64 bits; 5.0 is taken for 5."""
     try:
-        array = np.array(list(map(_integer, values)), dtype=np.int64)
+        kinds = set(map(type, values))
+        # the common cases without a call of ours per value
+        plain: Any = values if kinds == {int} else map(int if kinds == {str} else _integer, values)
+        array = _int64(plain)
         if not len(array) or int(array.min()) >= least:
             return array
     except (ValueError, TypeError, OverflowError):
@@ -281,7 +292,11 @@ def integers(
     for number, value in zip(line, values, strict=True):
         if not _is_integer(value, least):
             raise source.error(int(number), f"{name}: expected an integer >= {least}, got {_shown(value)}")
-    raise AssertionError("a bad value was seen but not found")
+    return _int64(map(_integer, values))
+
+
+def _int64(values: Any) -> IntArray:
+    return np.array(list(values), dtype=np.int64)
 
 
 def _integer(value: Any) -> int:
@@ -314,6 +329,13 @@ def _is_integer(value: Any, least: int) -> bool:
 
 def numbers(source: Source, name: str, values: Sequence[Any], line: Sequence[int] | IntArray) -> FloatArray:
     """Finite real numbers >= 0 from strings or JSON numbers; empty strings and None become nan."""
+    try:
+        if set(map(type, values)) <= {str, int, float}:
+            result = np.array(list(map(float, values)))
+            if np.isfinite(result).all() and (not len(result) or result.min() >= 0):
+                return result
+    except ValueError:
+        pass
     result = np.empty(len(values))
     for i, value in enumerate(values):
         number = _number(value)

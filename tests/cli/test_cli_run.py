@@ -172,3 +172,11 @@ def test_other_numbers_as_text() -> None:
         "1 step",
         "2,000 steps",
     )
+
+
+def test_the_example_of_the_readme_runs(repository: Path, tmp_path: Path) -> None:
+    text = (repository / "README.md").read_text(encoding="utf-8")
+    example = text.partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "chat.yaml").write_text(example)
+    assert run("chat.yaml", "--set", "workload.num_requests=100", "--quiet") == 0
+    assert (tmp_path / "out" / "chat" / "summary.json").exists()

@@ -55,6 +55,14 @@ def test_a_burst_at_the_end_is_backlogged():
     assert found.drain_duration == pytest.approx(30, abs=2)
 
 
+def test_a_burst_that_drains_is_backlogged_and_the_reason_names_its_quarter():
+    arrival = np.sort(np.concatenate([np.arange(400.0), np.linspace(120, 130, 60)]))
+    found = judge(arrival, single_server(arrival, np.full(460, 0.7)), 0, 0)
+    assert found.verdict == "backlogged"
+    assert "waited in quarter 2" in found.reasons[0]
+    assert found.waiting_at_last_arrival < 3
+
+
 def test_a_cluster_that_loses_requests_is_overloaded_and_says_how_many():
     arrival = np.arange(100.0)
     found = judge(arrival, arrival, 12, 0)

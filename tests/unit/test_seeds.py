@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from sim.errors import InputError
 from sim.seeds import Seeds
 

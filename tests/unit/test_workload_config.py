@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import ValidationError
+
 from sim.errors import InputError
 from sim.seeds import Seeds
 from sim.workload.base import Workload

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
+
 from sim.errors import InputError
 from sim.seeds import Seeds
 from sim.workload.distributions import Distribution

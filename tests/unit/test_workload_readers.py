@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from sim.errors import InputError
 from sim.seeds import Seeds
 from sim.workload.config import WorkloadConfig
