@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 
 from sim.errors import InputError, nearest, unknown_name
@@ -99,6 +100,8 @@ def annotation(cls: Any, name: str) -> Any:
 
 
 def _folder_table(kind: str) -> dict[str, Callable[..., Any]]:
+    if find_spec(f"policies.{kind}") is None:
+        return {}
     module = importlib.import_module(f"policies.{kind}")
     tables = [value for key, value in vars(module).items() if key.isupper() and isinstance(value, dict)]
     if len(tables) > 1:

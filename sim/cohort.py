@@ -30,7 +30,8 @@ class Cohort:
         self.last_order = -1  # no member was admitted later than this
         self.leave_at = NOBODY  # clock at which the first member leaves
         self._offsets = [0] * block_size  # members by offset modulo block size
-        self._leaves: list[tuple[int, int, Sequence]] = []  # heap of (leave clock, order, member), lazily cleaned
+        # Heap of (leave clock, whether its last token is still in flight then, order, member), lazily cleaned.
+        self._leaves: list[tuple[int, bool, int, Sequence]] = []
         self._longest: list[tuple[int, int, Sequence]] = []  # heap of (-offset, order, member), lazily cleaned
 
     def add(self, seq: Sequence, num_computed: int) -> None:
@@ -42,7 +43,7 @@ class Cohort:
         self.computed += num_computed
         self.last_order = max(self.last_order, seq.order)
         self._offsets[seq.offset % self.block_size] += 1
-        heappush(self._leaves, (seq.leave_clock, seq.order, seq))
+        heappush(self._leaves, (seq.leave_clock, not seq.stops_early, seq.order, seq))
         if seq.leave_clock < self.leave_at:
             self.leave_at = seq.leave_clock
         heappush(self._longest, (-seq.offset, seq.order, seq))
@@ -61,15 +62,15 @@ class Cohort:
     def _next_leave(self) -> int:
         leaves = self._leaves
         while leaves:
-            clock, order, seq = leaves[0]
+            clock, _, order, seq = leaves[0]
             if seq.phase is Phase.DECODE and seq.order == order and seq.leave_clock == clock:
                 return clock
             heappop(leaves)
         return NOBODY
 
     def first_leaver(self) -> Sequence:
-        """The member that leaves first (ties: admitted first)."""
-        return self._leaves[0][2]
+        """The member that leaves first (ties: whose last token is back first, then admitted first)."""
+        return self._leaves[0][3]
 
     def max_computed(self) -> int:
         """Most computed tokens of any member; 0 if there is none."""

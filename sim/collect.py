@@ -32,7 +32,7 @@ def collect(simulation: Simulation, wall_seconds: float) -> RunResult:
         requests=requests,
         spans=spans,
         replicas=[replica_result(replica, span) for replica, span in zip(simulation.replicas, spans, strict=True)],
-        end_time=simulation.clock.now,
+        end_time=simulation.end_time,
         wall_seconds=wall_seconds,
         timeline=timeline_columns(simulation),
         steps=step_columns(simulation),

@@ -139,7 +139,6 @@ class KvCacheConfig(Slot):
     name_key: ClassVar[str] = "allocator"
 
     allocator: str = "paged"
-    eviction: PolicySlot = Field(default_factory=lambda: PolicySlot(policy="lru"))
     block_size: int = Field(default=16, ge=1, description="tokens a block")
     prefix_caching: bool = True
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, description="share of GPU memory for the engine")
@@ -153,6 +152,12 @@ class PreemptionConfig(Slot):
 
     mode: Literal["recompute", "swap"] = "recompute"
     victim: str = "newest"
+
+    @model_validator(mode="after")
+    def _is_modelled(self) -> PreemptionConfig:
+        if self.mode == "swap":
+            raise ValueError("mode swap is not modelled yet; allowed: recompute")
+        return self
 
 
 class CostModelConfig(Slot):
@@ -203,10 +208,9 @@ class ClusterConfig(Model):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"two pools are named '{twice[0]}'; every pool needs a name of its own")
-        roles = {pool.role for pool in self.pools}
-        if roles in ({"prefill"}, {"decode"}):
-            other = "decode" if "prefill" in roles else "prefill"
-            raise ValueError(f"all pools have the role {roles.pop()}; add a pool of role {other} or mixed")
+        other = sorted({pool.role for pool in self.pools} - {"mixed"})
+        if other:
+            raise ValueError(f"pools of role {' and '.join(other)} are not modelled yet; allowed: mixed")
         return self
 
 

@@ -51,6 +51,7 @@ class Simulation:
         self.client_timeout = NEVER if client_timeout is None else to_grid(client_timeout)
         self.records = Table(REQUEST_COLUMNS)
         self.reasons: dict[int, str] = {}
+        self.end_time = 0.0  # of the last request that ended
         self.timeline = Table(TIMELINE_COLUMNS)
         self._placed: dict[int, tuple[Sequence, Replica]] = {}  # only requests that may be cancelled
         self._next_row = 0
@@ -162,6 +163,7 @@ class Simulation:
     def _record(self, seq: Sequence, status: Status, time: float, delivered: int, replica: int) -> None:
         admitted = replica >= 0 or status is Status.UNSERVABLE
         started = seq.first_scheduled_time < time
+        self.end_time = time
         first_token = seq.first_token_time
         self.records.append(
             (

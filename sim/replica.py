@@ -99,6 +99,7 @@ class Replica:
         # The plan: calls of clocks [cohort.clock, planned) are decided and lie ahead (or at this very instant).
         self.planned = 0
         self.next_call = NEVER  # instant of the first call that is not planned
+        self._due = NEVER  # when the replica must wake for it: later than next_call where that call is sure to be steady
         self.in_flight: deque[float] = deque(maxlen=limits.depth)  # ends of the latest batches, oldest first
         self.finishing: list[tuple[float, int, Sequence]] = []  # heap: (instant the last token comes back, order, sequence)
         self._refused = False  # the head of the waiting queue cannot get in as things are
@@ -193,6 +194,7 @@ class Replica:
 
     def submit(self, seq: Sequence, now: float) -> None:
         """A request arrives at the replica."""
+        self.advance(now)  # calls before its arrival must not see it
         if self.kv.prefix_caching:
             seq.content = self.kv.content(self.content_spans(seq.row), seq.num_prompt_tokens)
         first = self.waiting.push(seq)
@@ -228,7 +230,7 @@ class Replica:
 
     def _awake(self, now: float) -> None:
         """Leave idleness: call at once, unless batches are still in flight (their queue is full, or an empty one waits)."""
-        self.next_call = next((end for end in self.in_flight if end > now), now)
+        self.next_call = self._due = next((end for end in self.in_flight if end > now), now)
 
     # --- the loop ------------------------------------------------------------------------------------------------------
 
@@ -253,16 +255,16 @@ class Replica:
             self._cut(now)
         while self.next_call <= now:
             if not self.running and not self.waiting:
-                self.next_call = NEVER
+                self.next_call = self._due = NEVER
                 break
             self._call(now)
         self._set_timer()
 
     def _call(self, now: float) -> None:
-        """One scheduling call: plan far ahead where nothing can change, else build one batch."""
+        """One scheduling call: plan far ahead where nothing can change, else build one batch (and plan from there)."""
         if self.planned > self.cohort.clock:
             self._commit(self.planned - self.cohort.clock)
-            self._retire(now)
+        self._retire(now)
         self._look = False
         if self._is_steady() and self._plan(now):
             return
@@ -274,9 +276,12 @@ class Replica:
         if self.observer:
             self.observer(builder)
         self._launch(builder, now)
+        self._due = self.next_call
+        if self._is_steady() and self.cohort.size and self.cohort.leave_at > self.cohort.clock:
+            self._plan(self.next_call)
 
     def _set_timer(self) -> None:
-        time = self.next_call
+        time = self._due
         if self.finishing and self.finishing[0][0] < time:
             time = self.finishing[0][0]
         if time == self._timer_time:
@@ -306,6 +311,7 @@ class Replica:
         unfinished = self._unfinished(now)
         if not size:  # the last tokens are on their way
             self.next_call = unfinished[0] if unfinished else NEVER
+            self._due = self.next_call if self.waiting else NEVER
             return True
         steps = cohort.steps_within(self.kv.num_free, min(self._horizon, cohort.leave_at - first))
         if steps < 1:
@@ -323,7 +329,16 @@ class Replica:
         self.planned = end
         self.num_plans += 1
         self._horizon = min(4 * self._horizon, MAX_HORIZON)
+        self._due = self._next_return() if end == cohort.leave_at and not self.waiting else self.next_call
         return True
+
+    def _next_return(self) -> float:
+        """Instant at which the last token of the member that leaves first comes back.
+
+        With nobody waiting, its leaving alone changes nothing that others could see: the call is made when they look.
+        """
+        seq = self.cohort.first_leaver()
+        return self.times.end_at[seq.end_clock] if seq.end_clock >= seq.join_clock else seq.last_end
 
     def _unfinished(self, now: float) -> list[float]:
         """Ends of the batches in flight, oldest first."""
@@ -340,10 +355,14 @@ class Replica:
         self.next_call = head[steps] if steps < depth else times.end_at[first + steps - depth]
 
     def advance(self, now: float) -> None:
-        """Commit the planned calls that were made before `now`."""
-        first = self.cohort.clock
-        if first < self.planned and self.times.call_at[first] < now:
-            self._commit(self.times.first_call_from(now, first, self.planned) - first)
+        """Make the calls that lie before `now`: commit planned ones, catch up on steady ones nobody woke for."""
+        while True:
+            first = self.cohort.clock
+            if first < self.planned and self.times.call_at[first] < now:
+                self._commit(self.times.first_call_from(now, first, self.planned) - first)
+            if self.next_call >= now:
+                return
+            self._call(self.next_call)
 
     def _commit(self, steps: int) -> None:
         """The next `steps` planned calls have been made."""
@@ -378,6 +397,7 @@ class Replica:
             self.planned = self.cohort.clock
             self.next_call = self.times.call_at[self.planned]
             self._horizon = MIN_HORIZON
+        self._due = self.next_call
 
     # --- one evaluated step --------------------------------------------------------------------------------------------
 

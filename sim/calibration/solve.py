@@ -10,7 +10,7 @@ import numpy as np
 from sim.cost.surface import Surface, corners
 
 if TYPE_CHECKING:
-    from sim.units import FloatArray
+    from sim.units import FloatArray, IntArray
 
 Parameters = dict[str, float]
 Bounds = Mapping[str, tuple[float, float, float]]  # lower, start, upper
@@ -19,7 +19,10 @@ SOFT_LIMIT = 0.04  # relative errors beyond this count linearly instead of squar
 
 
 def fit_parameters(
-    model: Callable[[Parameters], FloatArray], measured: FloatArray, bounds: Bounds
+    model: Callable[[Parameters], FloatArray],
+    measured: FloatArray,
+    bounds: Bounds,
+    weights: FloatArray | float = 1.0,
 ) -> tuple[Parameters, float]:
     """Parameters that minimise the soft absolute error of log(model / measured), and the cost reached."""
     from scipy.optimize import least_squares
@@ -30,7 +33,7 @@ def fit_parameters(
 
     def residual(point: FloatArray) -> FloatArray:
         values = dict(zip(names, np.exp(point).tolist(), strict=True))
-        return np.asarray(np.log(model(values)) - target)
+        return np.asarray(weights * (np.log(model(values)) - target))
 
     result = least_squares(residual, start, bounds=(lower, upper), loss="soft_l1", f_scale=SOFT_LIMIT, max_nfev=200)
     found = dict(zip(names, (significant(value) for value in np.exp(result.x).tolist()), strict=True))
@@ -50,9 +53,10 @@ def fit_surface(
     from scipy import sparse
     from scipy.sparse.linalg import lsqr
 
-    matrix = _matrix(knots, coordinates, len(residuals), sparse)
+    shape = (len(residuals), int(np.prod([len(axis) for axis in knots])))
+    matrix = sparse.csr_matrix(_entries(knots, coordinates, len(residuals)), shape=shape)
     weights = np.ones(len(residuals))
-    values = np.zeros(matrix.shape[1])
+    values = np.zeros(shape[1])
     for _ in range(8):
         root = np.sqrt(weights)
         values = lsqr(sparse.diags(root) @ matrix, root * residuals, damp=damping)[0]
@@ -66,14 +70,13 @@ def significant(value: float, digits: int = 4) -> float:
     return float(f"{value:.{digits - 1}e}")
 
 
-def _matrix(
-    knots: tuple[tuple[float, ...], ...], coordinates: tuple[FloatArray, ...], num_rows: int, sparse: object
-) -> object:
+def _entries(
+    knots: tuple[tuple[float, ...], ...], coordinates: tuple[FloatArray, ...], num_rows: int
+) -> tuple[FloatArray, tuple[IntArray, IntArray]]:
+    """Weights of the coefficients at every point, as (values, (rows, columns)) of a sparse matrix."""
     rows, columns, weights = [], [], []
     for index, weight in corners(knots, coordinates):
         rows.append(np.arange(num_rows))
         columns.append(np.broadcast_to(index, num_rows))
         weights.append(np.broadcast_to(weight, num_rows))
-    shape = (num_rows, int(np.prod([len(axis) for axis in knots])))
-    data = (np.concatenate(weights), (np.concatenate(rows), np.concatenate(columns)))
-    return sparse.csr_matrix(data, shape=shape)  # type: ignore[attr-defined]
+    return np.concatenate(weights), (np.concatenate(rows), np.concatenate(columns))

@@ -1,7 +1,8 @@
 """Tables of measured kernels (CSV, optionally gzipped) and the choice of shapes that are held out of every fit.
 
-The columns are those of the public tables collected from aiconfigurator, Vidur and LLMServingSim: gemm, attention_decode,
-attention_prefill, moe, collectives, vidur_mlp_ops, llmservingsim_layer_ops, llmservingsim_attention_mixed.
+The columns are those of the public tables collected from aiconfigurator, Vidur and LLMServingSim: gemm,
+attention_decode, attention_prefill, moe, collectives, vidur_mlp_ops, llmservingsim_layer_ops and
+llmservingsim_attention_mixed.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def layer_gemms(frame: pd.DataFrame | None) -> pd.DataFrame | None:
 
     if frame is None:
         return None
-    rows = [_gemm_rows(part, *key) for key, part in frame.groupby(["model", "tp", "op"]) if key[2] in _PROJECTIONS]
+    keys = sorted(set(zip(frame.model, frame.tp, frame.op, strict=True)))
+    rows = [_gemm_rows(frame, *key) for key in keys if key[2] in _PROJECTIONS]
     return pd.concat(rows, ignore_index=True) if rows else None
 
 
@@ -108,9 +110,9 @@ def mixed_attention(frame: pd.DataFrame | None) -> tuple[pd.DataFrame, pd.DataFr
     if frame is None:
         return None
     parts = []
-    for (model, tp), part in frame.groupby(["model", "tp"]):
-        spec = load_model(str(model))
-        heads, kv_heads = spec.heads_per_gpu(int(tp)), spec.kv_heads_per_gpu(int(tp))
+    for model, tp in sorted(set(zip(frame.model, frame.tp, strict=True))):
+        part, spec = frame[(frame.model == model) & (frame.tp == tp)], load_model(model)
+        heads, kv_heads = spec.heads_per_gpu(tp), spec.kv_heads_per_gpu(tp)
         parts.append(part.assign(heads=heads, kv_heads=kv_heads, head_dim=spec.head_dim))
     both = pd.concat(parts, ignore_index=True).assign(backend="vllm", dtype="bfloat16", kv_dtype="bfloat16")
     decode = both[(both.prefill_chunk == 0) & (both.n_decode > 0)]
@@ -124,7 +126,8 @@ def mixed_attention(frame: pd.DataFrame | None) -> tuple[pd.DataFrame, pd.DataFr
 _PROJECTIONS = {"qkv_proj": 0, "o_proj": 1, "gate_up_proj": 0, "down_proj": 1}
 
 
-def _gemm_rows(part: pd.DataFrame, model: str, tp: int, operation: str) -> pd.DataFrame:
+def _gemm_rows(frame: pd.DataFrame, model: str, tp: int, operation: str) -> pd.DataFrame:
+    part = frame[(frame.model == model) & (frame.tp == tp) & (frame.op == operation)]
     spec = load_model(model)
     gemms = spec.attention_gemms(tp) if operation in ("qkv_proj", "o_proj") else spec.mlp_gemms(tp)
     gemm = gemms[_PROJECTIONS[operation]]
@@ -135,7 +138,9 @@ def _gemm_rows(part: pd.DataFrame, model: str, tp: int, operation: str) -> pd.Da
 def _checked(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
     bad = frame.index[~(frame["time_us"] > 0)]
     if len(bad):
-        raise InputError(f"{path}: row {bad[0] + 2}: time_us must be a positive number (got {frame['time_us'][bad[0]]!r})")
+        raise InputError(
+            f"{path}: row {bad[0] + 2}: time_us must be a positive number (got {frame['time_us'][bad[0]]!r})"
+        )
     return frame
 
 

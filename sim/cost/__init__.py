@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 from sim.cost.base import BatchShape, CostModel
 from sim.cost.constant import ConstantCost
+from sim.cost.fitted import FittedCost, FittedParameters
+from sim.cost.profile import fitted_names, load_fitted
 from sim.cost.roofline import RooflineCost, RooflineParameters
 from sim.errors import InputError, nearest, unknown_name
 from sim.hardware import HardwareProfile
@@ -63,7 +65,23 @@ def _roofline(context: CostContext, params: Mapping[str, Any]) -> ExplainingCost
 
 
 def _fitted(context: CostContext, params: Mapping[str, Any]) -> ExplainingCostModel:
-    raise InputError(f"no fitted profile for GPU '{context.gpu.name}'; use cost_model: {{kind: roofline}}")
+    parameters = checked_parameters(FittedParameters, params)
+    if parameters.profile is None and context.gpu.name not in fitted_names():
+        raise InputError(
+            f"no fitted profile for GPU '{context.gpu.name}'; use cost_model: {{kind: roofline}}; "
+            f"profiles: {', '.join(fitted_names())}"
+        )
+    return FittedCost(
+        context.model,
+        context.gpu,
+        load_fitted(parameters.profile or context.gpu.name),
+        tensor_parallel=context.tensor_parallel,
+        pipeline_parallel=context.pipeline_parallel,
+        max_num_seqs=context.max_num_seqs,
+        num_rows=context.num_rows,
+        kv_dtype=context.kv_dtype,
+        parameters=parameters,
+    )
 
 
 COST_MODELS: dict[str, Callable[[CostContext, Mapping[str, Any]], ExplainingCostModel]] = {
@@ -103,7 +121,7 @@ def build_cost_model(
 
 def default_kind(gpu: HardwareProfile) -> str:
     """The cost model for a GPU when an experiment names none: fitted where a profile exists, else roofline."""
-    return "roofline"
+    return "fitted" if gpu.name in fitted_names() else "roofline"
 
 
 def checked_parameters(kind: Callable[..., Parameters], params: Mapping[str, Any]) -> Parameters:

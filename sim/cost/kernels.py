@@ -25,7 +25,8 @@ class GemmKernel:
     """A product of (tokens x k) with (k x n): launch + soft maximum of memory and compute, times a correction.
 
     seconds = (launch + (memory^sharpness + compute^sharpness)^(1/sharpness)) * surface(tokens, n, k), with
-    memory = (element_bytes (n k + tokens k) + 2 tokens n) / bandwidth and compute = 2 tokens n k / flops.
+    memory = (element_bytes n k + input_bytes tokens k + 2 tokens n) / bandwidth and compute = 2 tokens n k / flops.
+    With 8-bit weights the time includes quantising the input, which `input_bytes` stands for.
     """
 
     launch: float
@@ -33,6 +34,7 @@ class GemmKernel:
     flops: float
     sharpness: float
     element_bytes: float
+    input_bytes: float
     surface: Surface | None = None
 
     def seconds(self, tokens: FloatArray, n: Number, k: Number) -> FloatArray:
@@ -41,7 +43,7 @@ class GemmKernel:
 
     def formula(self, tokens: FloatArray, n: Number, k: Number) -> FloatArray:
         """The time without the correction."""
-        moved = self.element_bytes * (n * k + tokens * k) + 2.0 * tokens * n
+        moved = self.element_bytes * n * k + self.input_bytes * tokens * k + 2.0 * tokens * n
         return self.launch + soft_maximum(moved / self.bandwidth, 2.0 * tokens * n * k / self.flops, self.sharpness)
 
 
@@ -231,9 +233,9 @@ class SmallKernel:
     per_element: float  # seconds per element of a row, in the fixed part
     bandwidth: float
 
-    def seconds(self, width: float, moved: FloatArray) -> FloatArray:
+    def seconds(self, width: Number, moved: FloatArray) -> FloatArray:
         """Time over rows of `width` elements that move `moved` bytes together."""
-        return np.maximum(self.launch + self.per_element * width, moved / self.bandwidth)
+        return np.asarray(np.maximum(self.launch + self.per_element * width, moved / self.bandwidth))
 
 
 def soft_maximum(a: FloatArray, b: FloatArray, sharpness: float) -> FloatArray:

@@ -55,6 +55,13 @@ def test_stepping_gives_the_same_bytes_as_fast_forward(small_experiment: Path, t
         assert (tmp_path / "fast" / name).read_bytes() == (tmp_path / "slow" / name).read_bytes(), name
 
 
+def test_what_is_recorded_changes_no_result(small_experiment: Path, tmp_path: Path) -> None:
+    assert run(str(small_experiment), "--quiet", "--out", "bare") == 0
+    assert run(str(small_experiment), "--quiet", "--out", "full", "--step-log", "--report") == 0
+    for name in RESULTS:
+        assert (tmp_path / "bare" / name).read_bytes() == (tmp_path / "full" / name).read_bytes(), name
+
+
 def test_another_seed_gives_another_run(small_experiment: Path, tmp_path: Path) -> None:
     assert run(str(small_experiment), "--quiet", "--out", "a") == 0
     assert run(str(small_experiment), "--quiet", "--out", "b", "--seed", "8") == 0
