@@ -88,7 +88,9 @@ class BatchBuilder:
         """Add one token for every sequence in decode; False, and nothing added, where tokens or blocks do not suffice."""
         cohort = self._cohort
         blocks = cohort.new_blocks(1)
-        if cohort.size > self.tokens_left or blocks > self._kv.num_free or self._replica.paused:
+        if cohort.size > self.tokens_left or self._replica.paused:
+            return False
+        if cohort.size and not self._kv.fits(blocks + self._replica.traits.decode_spare_blocks):
             return False
         if blocks:
             self._kv.take(blocks)
@@ -108,9 +110,10 @@ class BatchBuilder:
 
     def _decode(self, seq: Sequence) -> None:
         computed = self._replica.num_computed(seq)
-        if computed % self._kv.block_size == 0:
-            if not self._make_room(seq, 1):
-                return
+        needed = int(computed % self._kv.block_size == 0 and computed >= seq.reserved_blocks * self._kv.block_size)
+        if not self._make_room(seq, max(needed, self._replica.traits.decode_spare_blocks)):
+            return
+        if needed:
             self._kv.take(1)
         self._one_by_one[seq.order] = seq
         self.tokens_left -= 1
@@ -122,7 +125,8 @@ class BatchBuilder:
         if tokens <= 0:
             return
         size = self._kv.block_size
-        blocks = -(-(seq.num_computed + tokens) // size) - -(-seq.num_computed // size)
+        held = max(-(-seq.num_computed // size), seq.reserved_blocks)
+        blocks = max(0, -(-(seq.num_computed + tokens) // size) - held)
         if blocks and not self._make_room(seq, blocks):
             return
         self._add_chunk(seq, tokens, blocks)
@@ -140,7 +144,7 @@ class BatchBuilder:
         self.chunks.append((seq, tokens))
 
     def _make_room(self, seq: Sequence, blocks: int) -> bool:
-        while blocks > self._kv.num_free:
+        while not self._kv.fits(blocks):
             victim = self._replica.choose_victim()
             self.preempt(victim)
             if victim is seq:
@@ -172,9 +176,16 @@ class BatchBuilder:
 
     # --- waiting sequences ---------------------------------------------------------------------------------------------
 
-    def admit(self, seq: Sequence, max_chunk: int) -> bool:
-        """Let a waiting sequence join with its first chunk; False where slots, tokens or blocks do not suffice."""
-        limits = self._limits
+    def admit(
+        self, seq: Sequence, max_chunk: int, hold_tokens: int = 0, fit_tokens: int = 0, spare_blocks: int | None = None
+    ) -> bool:
+        """Let a waiting sequence join with its first chunk; False where slots, tokens or blocks do not suffice.
+
+        The chunk is at most `max_chunk` tokens. Blocks are taken for the chunk, or for `hold_tokens` tokens if that is more (a
+        reserve that the sequence keeps). `fit_tokens`, if more, must fit too but are not taken. `spare_blocks` must stay free;
+        None: the watermark of the replica, which counts only while others run.
+        """
+        limits, size = self._limits, self._kv.block_size
         if not self.tokens_left or len(self._replica.running) >= limits.max_num_seqs:
             return self._refuse()
         match = self._replica.match(seq)
@@ -182,12 +193,15 @@ class BatchBuilder:
         if not limits.chunked_prefill and wanted > self.tokens_left:
             return self._refuse()
         tokens = min(wanted, max_chunk, self.tokens_left)
-        first = -(-(match.num_tokens + tokens) // self._kv.block_size)
-        needed = -(-seq.num_known // self._kv.block_size) if limits.reserve_full_isl else first
-        spare = limits.watermark_blocks if self._replica.running else 0
-        if needed - match.num_blocks + match.num_idle + spare > self._kv.num_free:
+        first = -(-max(match.num_tokens + tokens, hold_tokens) // size)
+        whole = seq.num_known if limits.reserve_full_isl else 0
+        needed = max(first, -(-max(fit_tokens, whole) // size))
+        if spare_blocks is None:
+            spare_blocks = limits.watermark_blocks if self._replica.running else 0
+        if not self._kv.fits(needed - match.num_blocks + match.num_idle + spare_blocks):
             self._unsteady = self._kv.could_grow(seq.content, match)
             return self._refuse()
+        seq.reserved_blocks = first if hold_tokens else 0
         self._enter(seq, match, tokens, first - match.num_blocks)
         return True
 
@@ -202,11 +216,13 @@ class BatchBuilder:
             raise PolicyError(f"request {seq.row} admitted out of turn at {self.now} s")
         if match is not NO_MATCH:
             self._kv.hold(seq, match)
+        if new_blocks:
+            self._kv.place(seq, new_blocks)
         self._replica.enter(seq, match.num_tokens)
-        seq.block_time_sum = match.num_blocks * self.now
+        seq.block_time_sum = (match.num_blocks + new_blocks) * self.now
         seq.token_time_sum = match.num_tokens * self.now
         self.admitted.append(seq)
-        self._add_chunk(seq, tokens, new_blocks)
+        self._add_chunk(seq, tokens, 0)
 
     # --- the end of the call -------------------------------------------------------------------------------------------
 

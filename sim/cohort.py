@@ -29,9 +29,11 @@ class Cohort:
         self.computed = 0  # sum over members of tokens computed before the coming step
         self.last_order = -1  # no member was admitted later than this
         self.leave_at = NOBODY  # clock at which the first member leaves
+        self.cover_at = NOBODY  # clock at which the first member outgrows the blocks that were reserved for it
         self._offsets = [0] * block_size  # members by offset modulo block size
         # Heap of (leave clock, whether its last token is still in flight then, order, member), lazily cleaned.
         self._leaves: list[tuple[int, bool, int, Sequence]] = []
+        self._covered: list[tuple[int, int, Sequence]] = []  # heap of (clock at which the reserve is full, order, member)
         self._longest: list[tuple[int, int, Sequence]] = []  # heap of (-offset, order, member), lazily cleaned
 
     def add(self, seq: Sequence, num_computed: int) -> None:
@@ -42,7 +44,11 @@ class Cohort:
         self.size += 1
         self.computed += num_computed
         self.last_order = max(self.last_order, seq.order)
-        self._offsets[seq.offset % self.block_size] += 1
+        if seq.reserved_blocks * self.block_size > num_computed:
+            heappush(self._covered, (seq.reserved_blocks * self.block_size - seq.offset, seq.order, seq))
+            self.cover_at = self._covered[0][0]
+        else:
+            self._offsets[seq.offset % self.block_size] += 1
         heappush(self._leaves, (seq.leave_clock, not seq.stops_early, seq.order, seq))
         if seq.leave_clock < self.leave_at:
             self.leave_at = seq.leave_clock
@@ -54,7 +60,8 @@ class Cohort:
         seq.num_computed = seq.offset + self.clock
         self.size -= 1
         self.computed -= seq.num_computed
-        self._offsets[seq.offset % self.block_size] -= 1
+        if seq.reserved_blocks * self.block_size <= seq.num_computed:
+            self._offsets[seq.offset % self.block_size] -= 1
         if seq.leave_clock == self.leave_at:
             self.leave_at = self._next_leave()
         return seq.num_computed
@@ -109,6 +116,18 @@ class Cohort:
         return low
 
     def advance(self, num_steps: int) -> None:
-        """Let every member compute `num_steps` more tokens."""
+        """Let every member compute `num_steps` more tokens; never across `cover_at`."""
         self.clock += num_steps
         self.computed += self.size * num_steps
+        if self.clock >= self.cover_at:
+            self._uncover()
+
+    def _uncover(self) -> None:
+        """Members whose reserve is full take blocks from now on."""
+        covered = self._covered
+        while covered and covered[0][0] <= self.clock:
+            clock, order, seq = heappop(covered)
+            reserved = seq.reserved_blocks * self.block_size
+            if seq.phase is Phase.DECODE and seq.order == order and reserved - seq.offset == clock:
+                self._offsets[seq.offset % self.block_size] += 1
+        self.cover_at = covered[0][0] if covered else NOBODY

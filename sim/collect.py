@@ -119,6 +119,7 @@ def decode_take_times(replica: Replica, spans_calls: FloatArray) -> tuple[float,
     tokens = float(np.sum(by_token[last + 1] - by_token[first]))
     by_block = np.concatenate([np.zeros(size), strided_sums(spans_calls, size)])  # shifted by one stride
     wanted = -phase % size  # a block is taken at clocks congruent to -phase
+    first = replica.spans.column("first_take")
     low, high = first + (wanted - first) % size, last - (last - wanted) % size
     some = high >= low
     blocks = float(np.sum(by_block[high[some] + size] - by_block[low[some]]))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from sim.engine import Simulation
     from sim.result import RunResult
+    from sim.workload.base import Workload
 
 Progress = Callable[[float, int], None]  # simulated seconds, requests that ended
 _LIBRARIES = ("simpy", "numpy", "pandas", "scipy", "pyarrow", "pydantic")
@@ -86,13 +87,17 @@ def finish(
     simulation: Simulation, config: ExperimentConfig, options: RunOptions, progress: Progress | None = None
 ) -> Outcome:
     """Simulate what `prepare` built and summarize it."""
+    return conclude(simulation.run(progress), simulation.workload, config, options)
+
+
+def conclude(result: RunResult, workload: Workload, config: ExperimentConfig, options: RunOptions) -> Outcome:
+    """Summarize a finished simulation and check the expectations."""
     from sim.measured import measure
     from sim.metrics import requests_frame, summarize
 
-    result = simulation.run(progress)
-    measured = measure(result, simulation.workload, config)
-    summary = summarize(result, simulation.workload, config, measured)
-    frame = requests_frame(result, simulation.workload, config, measured)
+    measured = measure(result, workload, config)
+    summary = summarize(result, workload, config, measured)
+    frame = requests_frame(result, workload, config, measured)
     unmet = failures(config.expect, {**summary, "summary": summary})
     return Outcome(config, options, summary, frame, result, unmet)
 

@@ -9,6 +9,7 @@ engine fills with a generator of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -17,8 +18,17 @@ if TYPE_CHECKING:
     from sim.views import ClusterView, RequestView, SequenceView
 
 
+@dataclass(frozen=True)
+class Traits:
+    """How an engine's rules differ from vLLM V1's; a scheduler states them as its attribute `traits`."""
+
+    sorted_queue: bool = False  # the waiting queue is sorted by `queue_key`
+    preempted_last: bool = False  # preempted sequences go to the end of the waiting queue, not to its front
+    decode_spare_blocks: int = 0  # free blocks that each decode must find at its turn, needed or not
+
+
 class Scheduler(Protocol):
-    """Decides what one replica executes in the next step."""
+    """Decides what one replica executes in the next step. May have an attribute `traits: Traits`."""
 
     def queue_key(self, seq: SequenceView) -> tuple[float, ...] | None:
         """Sort key of the waiting queue, least first, fixed while the sequence waits; None for arrival order.

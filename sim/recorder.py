@@ -85,7 +85,8 @@ REQUEST_COLUMNS = (
     "num_running_at_first_token",
     "arrival_time",
 )
-SPAN_COLUMNS = ("row", "first", "last", "last_scheduled", "phase")  # clocks; phase: (computed - clock) modulo block size
+# Clocks, except phase: (computed - clock) modulo block size. Blocks are taken from clock `first_take` on.
+SPAN_COLUMNS = ("row", "first", "last", "last_scheduled", "phase", "first_take")
 STEP_COLUMNS = (
     "start_time",
     "duration",

@@ -21,6 +21,7 @@ from sim.batch import BatchBuilder
 from sim.clock import Clock, Order, Timer
 from sim.cohort import Cohort
 from sim.cost.base import BatchShape
+from sim.interfaces import Traits
 from sim.kv.paged import NO_MATCH, Match, PagedKV
 from sim.recorder import SPAN_COLUMNS, STEP_COLUMNS, StepTimes, Table
 from sim.request import NEVER, Phase
@@ -76,6 +77,7 @@ class Replica:
         self.name, self.pool, self.gpu, self.num_gpus = name, pool, gpu, num_gpus
         self.clock = clock
         self.scheduler = scheduler
+        self.traits: Traits = getattr(scheduler, "traits", None) or Traits()
         self.preemption = preemption
         self.kv = kv
         self.cost = cost
@@ -127,10 +129,10 @@ class Replica:
         self._shared_since = 0.0
 
     def _make_queue(self) -> WaitingQueue:
-        probe = self.scheduler.queue_key
-        if getattr(self.scheduler, "sorted_queue", False):
-            return SortedQueue(lambda seq: probe(seq) or ())
-        return ArrivalQueue()
+        key = self.scheduler.queue_key
+        if self.traits.sorted_queue:
+            return SortedQueue(lambda seq: key(seq) or ())
+        return ArrivalQueue(self.traits.preempted_last)
 
     # --- as others see it ----------------------------------------------------------------------------------------------
 
@@ -313,7 +315,8 @@ class Replica:
             self.next_call = unfinished[0] if unfinished else NEVER
             self._due = self.next_call if self.waiting else NEVER
             return True
-        steps = cohort.steps_within(self.kv.num_free, min(self._horizon, cohort.leave_at - first))
+        limit = min(self._horizon, min(cohort.leave_at, cohort.cover_at) - first)
+        steps = cohort.steps_within(self.kv.num_free - self.traits.decode_spare_blocks, limit)
         if steps < 1:
             return False
         end = first + steps
@@ -628,7 +631,7 @@ class Replica:
     def _free(self, seq: Sequence, now: float, took_token: bool, ended: bool) -> None:
         size = self.kv.block_size
         computed = seq.num_computed + took_token
-        held = -(-computed // size)
+        held = max(-(-computed // size), seq.reserved_blocks)
         if ended:
             registered = seq.num_prompt_tokens + seq.num_emitted - 1  # the KV of the last token is never computed
         else:
@@ -639,6 +642,7 @@ class Replica:
         self.kv.release(seq, held, registered, ended)
         if self.kv.growing:
             self.kv.growing.pop(seq.order, None)
+        seq.reserved_blocks = 0
         self.block_seconds += held * now - seq.block_time_sum
         self.token_seconds += computed * now - seq.token_time_sum
 
@@ -659,7 +663,9 @@ class Replica:
 
     def _record_span(self, seq: Sequence, last: int, last_scheduled: int) -> None:
         if last_scheduled >= seq.join_clock:
-            self.spans.append((seq.row, seq.join_clock, last, last_scheduled, seq.offset % self.kv.block_size))
+            size = self.kv.block_size
+            first_take = max(seq.join_clock, seq.reserved_blocks * size - seq.offset)
+            self.spans.append((seq.row, seq.join_clock, last, last_scheduled, seq.offset % size, first_take))
 
     # --- the step log --------------------------------------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ class Sequence:
         "prefix_tokens",
         "priority",
         "request_class",
+        "reserved_blocks",
         "row",
         "running_at_first_token",
         "stops_early",
@@ -96,6 +97,7 @@ class Sequence:
         self.last_end = 0.0  # end of the last step with it, outside the cohort
         self.content: Content | None = None  # what its blocks hold, for the prefix cache
         self.held: list[Held] = []  # registered blocks it references, in order
+        self.reserved_blocks = 0  # blocks it holds at least, however few its computed tokens need
         self.cached_at_admission = -1  # prefix-cache tokens at first admission, -1 before
         self.prefix_tokens = 0  # prefix-cache tokens of the latest admission
         self.num_preemptions = 0

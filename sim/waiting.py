@@ -33,14 +33,14 @@ class WaitingQueue(Protocol):
 
 
 class ArrivalQueue:
-    """First come, first served; preempted sequences go to the front."""
+    """First come, first served; preempted sequences go to the front, or to the end like a new arrival."""
 
-    def __init__(self) -> None:
+    def __init__(self, preempted_last: bool = False) -> None:
         self._queue: deque[Sequence] = deque()
         self.peek = lambda: self._queue[0]
         self.pop = self._queue.popleft
         self.remove = self._queue.remove
-        self.push_preempted = self._queue.appendleft
+        self.push_preempted = self._queue.append if preempted_last else self._queue.appendleft
 
     def push(self, seq: Sequence) -> bool:
         self._queue.append(seq)

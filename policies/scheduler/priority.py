@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from policies.scheduler.fcfs import Fcfs
+from sim.interfaces import Traits
 
 if TYPE_CHECKING:
     from sim.views import SequenceView
@@ -19,7 +20,7 @@ class Priority(Fcfs):
     requests can wait for ever.
     """
 
-    sorted_queue = True
+    traits: ClassVar[Traits] = Traits(sorted_queue=True)
 
     def queue_key(self, seq: SequenceView) -> tuple[float, ...] | None:
         return (seq.priority,)

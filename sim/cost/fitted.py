@@ -184,7 +184,7 @@ class FittedCost:
             near_prefix = min(float(prefix), num_prefills * self._window)
             time += (near_pairs * self._per_pair + near_prefix * self._per_prefix) * self.model.num_sliding_layers
         time += num_tokens * self._per_new_token + num_prefills * self._per_prefill
-        return time + float(min(longest, context)) * self._per_chunk_token
+        return time + min(longest, context) * self._per_chunk_token
 
     def _attention_seconds(self, shape: BatchShape) -> float:
         num_tokens, num_prefills, pairs, prefill_context, num_decodes, context, longest = shape
@@ -214,10 +214,10 @@ class FittedCost:
         self._prefill_kernel: PrefillKernel = prefill.kernel
         self._root = bool(decode.kernel.root)
         self._per_pair = float(self._prefill_kernel.per_pair(heads, dim))
-        self._per_prefix = self._prefill_kernel.per_prefix * kv_heads * cached
+        self._per_prefix = float(self._prefill_kernel.per_prefix) * kv_heads * cached
         self._per_new_token = float(self._prefill_kernel.per_new_token(heads, kv_heads, dim)) * layers
-        self._per_prefill = self._prefill_kernel.per_sequence_head * heads * layers
-        self._per_chunk_token = self._prefill_kernel.per_token * layers
+        self._per_prefill = float(self._prefill_kernel.per_sequence_head) * heads * layers
+        self._per_chunk_token = float(self._prefill_kernel.per_token) * layers
 
     def _grow(self, num_rows: int) -> None:
         """Tabulate everything that depends on a count, up to at least `num_rows`."""
@@ -237,7 +237,6 @@ class FittedCost:
         offset[0] = 0.0
         near = slope * self.model.num_sliding_layers
         self._tables = _Tables(*(table.tolist() for table in (decode, mixed, rows, added, full, near, offset)))
-        self._coverage.check(self._decode_fitted, "decode attention", batch=1.0)
 
     def _grow_contexts(self, longest: int) -> None:
         """Tabulate what the longest context adds, up to at least `longest` tokens."""

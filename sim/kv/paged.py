@@ -124,6 +124,14 @@ class PagedKV:
 
     # --- taking --------------------------------------------------------------------------------------------------------
 
+    def fits(self, num_blocks: int) -> bool:
+        """Whether so many blocks could be taken now."""
+        return num_blocks <= self.num_free
+
+    def place(self, seq: Sequence, num_blocks: int) -> None:
+        """Take the blocks with which a sequence enters (beyond those it shares)."""
+        self.take(num_blocks)
+
     def take(self, num_blocks: int) -> None:
         """Take blocks from the head of the free list; cached content found there is lost."""
         blank = self.num_free - self.num_idle

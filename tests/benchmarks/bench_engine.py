@@ -1,0 +1,343 @@
+"""Speed and memory of the simulator on four workloads, its flatness, its router, and the start-up of the program.
+
+    python tests/benchmarks/bench_engine.py [B1 B2 B3 B4 startup flat router] [--fast] [--step-by-step] [--out table.md]
+
+Every measurement is a process of its own. Machines differ and are shared, so each process also counts bare SimPy timeouts
+right before and right after it simulates: the scaled time is seconds * (timeouts per second) / 600,000, the rate of the
+machine on which the goals were set. Simulation seconds are those of the event loop; start-up (interpreter, imports, reading
+or drawing the workload, building) and results (metrics, requests.parquet, summary.json) stand apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TRACES = Path("..") / "shared" / "data" / "traces"
+AZURE = TRACES / "azure_llm_2023" / "AzureLLMInferenceTrace_conv.csv.gz"
+MOONCAKE = TRACES / "mooncake_fast25" / "conversation_trace.jsonl.gz"
+REFERENCE_RATE = 600_000  # SimPy timeouts per second where the goals were set
+TIMEOUTS = 200_000  # of one count; a third of a second
+FAST_REQUESTS = 400
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload on a cluster of llama-3.1-8b on H100s, and what it should take."""
+
+    name: str
+    title: str
+    replicas: int
+    workload: dict[str, Any]
+    goal: float | None = None  # scaled seconds of simulation
+    runs: int = 3
+    part: int = 4000  # requests of the comparison with stepping
+
+    def limited(self, requests: int) -> Case:
+        """The same with at most so many requests."""
+        key = "limit" if "trace" in self.workload else "num_requests"
+        workload = {**self.workload, key: min(requests, self.workload.get(key, requests))}
+        return Case(self.name, self.title, self.replicas, workload, self.goal, 1, min(self.part, requests))
+
+    def missing(self) -> str | None:
+        """Why the case cannot be run here; None if it can."""
+        trace = self.workload.get("trace")
+        return f"{self.name} skipped: no {trace}" if trace and not (ROOT / trace).exists() else None
+
+    def experiment(self) -> dict[str, Any]:
+        """The experiment, as values of its YAML file."""
+        pool = {
+            "replicas": self.replicas,
+            "model": "llama-3.1-8b",
+            "gpu": "h100-sxm",
+            "tensor_parallel": 1,
+            "max_model_len": 131072,
+            "engine": "vllm-v1",
+            "scheduler": {"async_scheduling": True},
+            "kv_cache": {"prefix_caching": True},
+            "cost_model": {"kind": "roofline"},
+        }
+        cluster = {"pools": [pool], "router": {"policy": "least_outstanding_requests"}}
+        return {"name": self.name, "workload": self.workload, "cluster": cluster}
+
+
+def poisson(num_requests: int, replicas: int) -> dict[str, Any]:
+    """512 tokens in, 256 out, 8 requests a second and replica."""
+    return {
+        "num_requests": num_requests,
+        "arrivals": {"process": "poisson", "rate": 8.0 * replicas},
+        "prompt_tokens": {"distribution": "fixed", "value": 512},
+        "output_tokens": {"distribution": "fixed", "value": 256},
+    }
+
+
+CASES = [
+    Case("B1", "Azure chat hour", 4, {"trace": str(AZURE)}, goal=2.0),
+    Case("B2", "Poisson 256/s, 512 in, 256 out", 32, poisson(100_000, 32), goal=8.0),
+    Case("B3", "Mooncake conversations, prefix caching", 8, {"trace": str(MOONCAKE)}, goal=6.0, part=1500),
+    Case("B4", "Poisson 2,048/s, 512 in, 256 out", 256, poisson(1_000_000, 256), goal=120.0, runs=1, part=10_000),
+]
+FLAT = [(32, 10_000), (32, 100_000), (32, 1_000_000), (4, 100_000), (256, 100_000)]
+EXTRAS = ("startup", "flat", "router")
+
+
+@dataclass
+class Measurement:
+    """One process that simulated one case. Seconds, bytes."""
+
+    requests: int
+    steps: int
+    skipped: float  # share of the steps
+    import_seconds: float  # interpreter and imports
+    build_seconds: float  # workload, tables of the cost model, replicas
+    seconds: float  # simulation
+    results_seconds: float
+    peak_memory: int
+    timeout_rate: float  # SimPy timeouts per second, mean of before and after
+    note: str = ""
+    scaled: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scaled = self.seconds * self.timeout_rate / REFERENCE_RATE
+
+
+# --- in the process that measures -------------------------------------------------------------------------------------
+
+
+def timeout_rate(count: int = TIMEOUTS) -> float:
+    """Bare SimPy timeouts per second."""
+    import simpy
+
+    def sleeper(env: simpy.Environment) -> Any:
+        for _ in range(count):
+            yield env.timeout(1.0)
+
+    env = simpy.Environment()
+    env.process(sleeper(env))
+    started = time.perf_counter()
+    env.run()
+    return count / (time.perf_counter() - started)
+
+
+def measure(experiment: dict[str, Any], started: float, step_by_step: bool = False) -> tuple[Measurement, Path]:
+    """Simulate an experiment and write its results; the measurement and where the results are."""
+    from sim.config import experiment_from_values
+    from sim.experiment import RunOptions, conclude, peak_memory, prepare, write
+
+    imported = time.time()
+    config = experiment_from_values(experiment, ROOT)
+    options = RunOptions(step_by_step=step_by_step)
+    simulation = prepare(config, options)
+    built = time.time()
+    before = timeout_rate()
+    result = simulation.run()
+    after = timeout_rate()
+    simulated = time.time()
+    outcome = conclude(result, simulation.workload, config, options)
+    if outcome.summary["num_finished"] != len(simulation.workload):
+        raise SystemExit(f"only {outcome.summary['num_finished']} of {len(simulation.workload)} requests finished")
+    folder = Path(tempfile.mkdtemp()) / "run"
+    write(outcome, folder)
+    steps = outcome.summary["num_steps"]
+    skipped = sum(replica.num_skipped_steps for replica in result.replicas) / steps
+    times = (imported - started, built - imported, result.wall_seconds, time.time() - simulated)
+    return Measurement(len(simulation.workload), steps, skipped, *times, peak_memory(), (before + after) / 2), folder
+
+
+def measure_ratio(experiment: dict[str, Any], started: float) -> dict[str, Any]:
+    """Seconds of stepping over seconds of fast-forward, and whether both wrote the same bytes."""
+    fast, fast_folder = measure(experiment, started)
+    slow, slow_folder = measure(experiment, time.time(), step_by_step=True)
+    names = ("requests.parquet", "summary.json")
+    same = all((fast_folder / name).read_bytes() == (slow_folder / name).read_bytes() for name in names)
+    return {"requests": fast.requests, "ratio": slow.scaled / fast.scaled, "same_bytes": same}
+
+
+def measure_router(experiment: dict[str, Any], decisions: int = 20_000) -> dict[str, Any]:
+    """Microseconds of one routing decision, over loads that change between decisions."""
+    from sim.config import experiment_from_values
+    from sim.experiment import RunOptions, prepare
+
+    simulation = prepare(experiment_from_values(experiment, ROOT), RunOptions())
+    cluster, seq = simulation.cluster, simulation.columns.sequence(0, 0.0)
+    before = timeout_rate()
+    started = time.perf_counter()
+    for _ in range(decisions):
+        cluster.outstanding_requests[cluster.router.route(seq, cluster, 0.0)] += 1
+    seconds = time.perf_counter() - started
+    rate = (before + timeout_rate()) / 2
+    return {"replicas": len(cluster.replicas), "microseconds": seconds / decisions * 1e6, "timeout_rate": rate}
+
+
+def child(job: dict[str, Any]) -> dict[str, Any]:
+    """What a measuring process answers."""
+    if job["what"] == "ratio":
+        return measure_ratio(job["experiment"], job["started"])
+    if job["what"] == "router":
+        return measure_router(job["experiment"])
+    measurement, _ = measure(job["experiment"], job["started"])
+    return asdict(measurement)
+
+
+# --- in the process that asks -----------------------------------------------------------------------------------------
+
+
+def spawn(what: str, case: Case) -> dict[str, Any]:
+    """Measure in a fresh process, with one thread and a temporary folder for its results."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TMPDIR": folder}
+        job = {"what": what, "experiment": case.experiment(), "started": time.time()}
+        command = [sys.executable, __file__, "--child", json.dumps(job)]
+        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{case.name} ({what}) failed:\n{done.stderr}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def run_case(case: Case) -> Measurement:
+    """The run with the median scaled time."""
+    answers = []
+    for _ in range(case.runs):
+        answer = spawn("run", case)
+        answer.pop("scaled")
+        answers.append(Measurement(**answer))
+    median = statistics.median_low(answer.scaled for answer in answers)
+    chosen = next(answer for answer in answers if answer.scaled == median)
+    chosen.note = " ".join(f"{answer.scaled:.2f}" for answer in answers)
+    return chosen
+
+
+def case_row(case: Case, with_ratio: bool) -> dict[str, str]:
+    """A row of the table of cases."""
+    got = run_case(case)
+    row = {
+        "case": f"{case.name}: {case.title}, {case.replicas} replicas",
+        "requests": f"{got.requests:,}",
+        "steps": f"{got.steps:,}",
+        "skipped": f"{got.skipped:.1%}",
+        "start-up s": f"{got.import_seconds:.2f} + {got.build_seconds:.2f}",
+        "simulation s": f"{got.seconds:.2f}",
+        "timeouts/s": f"{got.timeout_rate:,.0f}",
+        "scaled s": f"{got.scaled:.2f}",
+        "goal s": "-" if case.goal is None else f"{case.goal:g}",
+        "requests/s": f"{got.requests / got.seconds:,.0f}",
+        "steps/s": f"{got.steps / got.seconds:,.0f}",
+        "results s": f"{got.results_seconds:.2f}",
+        "peak GiB": f"{got.peak_memory / GIB:.2f}",
+        "scaled s of each run": got.note,
+    }
+    if with_ratio:
+        found = spawn("ratio", case.limited(case.part))
+        same = "same bytes" if found["same_bytes"] else "DIFFERENT BYTES"
+        row["stepping / fast-forward"] = f"{found['ratio']:.1f} ({found['requests']:,} requests, {same})"
+    return row
+
+
+def flat_rows(fast: bool) -> list[dict[str, str]]:
+    """Scaled cost of a request by number of requests and of replicas."""
+    rows = []
+    for replicas, requests in FLAT:
+        case = Case("flat", "flatness", replicas, poisson(requests // 100 if fast else requests, replicas), runs=1)
+        got = run_case(case)
+        rows.append(
+            {
+                "replicas": f"{replicas}",
+                "requests": f"{got.requests:,}",
+                "scaled us a request": f"{got.scaled / got.requests * 1e6:.1f}",
+                "scaled s": f"{got.scaled:.2f}",
+                "peak GiB": f"{got.peak_memory / GIB:.2f}",
+            }
+        )
+    return rows
+
+
+def router_rows() -> list[dict[str, str]]:
+    """One decision of least_outstanding_requests among 256 replicas."""
+    got = spawn("router", Case("router", "router", 256, poisson(10, 256)))
+    scaled = got["microseconds"] * got["timeout_rate"] / REFERENCE_RATE
+    rate = f"{got['timeout_rate']:,.0f}"
+    return [{"replicas": f"{got['replicas']}", "scaled us a decision": f"{scaled:.2f}", "timeouts/s": rate}]
+
+
+def startup_rows(runs: int) -> list[dict[str, str]]:
+    """Wall seconds of `servesim --help`, and to the first step of a run of one request, each the median."""
+    one = Case("startup", "start-up", 1, poisson(1, 1))
+    helps, firsts = [], []
+    for _ in range(runs):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "sim", "--help"], cwd=ROOT, capture_output=True, check=True)
+        helps.append(time.perf_counter() - started)
+        answer = spawn("run", one)
+        firsts.append(answer["import_seconds"] + answer["build_seconds"])
+    rows = [("servesim --help", helps, 0.5), ("first step of a run", firsts, 1.5)]
+    return [{"what": what, "seconds": f"{statistics.median(s):.2f}", "goal s": f"{goal}"} for what, s, goal in rows]
+
+
+def table(title: str, rows: Sequence[dict[str, str]]) -> str:
+    """A Markdown table with a heading."""
+    if not rows:
+        return ""
+    head = list(rows[0])
+    lines = ["| " + " | ".join(row.get(key, "") for key in head) + " |" for row in rows]
+    return "\n".join([f"## {title}", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head), *lines, ""])
+
+
+def tables(wanted: Iterable[str], fast: bool, with_ratio: bool) -> list[str]:
+    """The tables of everything that was asked for; also printed as they come."""
+    names = set(wanted)
+    rows = []
+    for case in (case for case in CASES if case.name in names):
+        reason = case.missing()
+        if reason:
+            print(reason, file=sys.stderr)
+            continue
+        rows.append(case_row(case.limited(FAST_REQUESTS) if fast else case, with_ratio))
+        print(f"{case.name}: {rows[-1]['scaled s']} s scaled", file=sys.stderr)
+    found = [table("Workloads", rows)]
+    if "startup" in names:
+        found.append(table("Start-up", startup_rows(1 if fast else 5)))
+    if "flat" in names:
+        found.append(table("Flatness", flat_rows(fast)))
+    if "router" in names:
+        found.append(table("Router", router_rows()))
+    return [text for text in found if text]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure what the command line names and print it as Markdown."""
+    parser = argparse.ArgumentParser(description="Benchmarks of the simulator.")
+    known = [*(case.name for case in CASES), *EXTRAS]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default: all")
+    parser.add_argument("--fast", action="store_true", help="small sizes, seconds instead of minutes")
+    parser.add_argument("--step-by-step", action="store_true", help="compare a part of each workload with stepping")
+    parser.add_argument("--out", type=Path, help="write the tables to this file, too")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.child:
+        print(json.dumps(child(json.loads(given.child))))
+        return
+    unknown = set(given.names) - set(known)
+    if unknown:
+        parser.error(f"unknown {', '.join(sorted(unknown))}; known: {', '.join(known)}")
+    text = "\n".join(tables(given.names or known, given.fast, given.step_by_step))
+    print(text)
+    if given.out:
+        given.out.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()
