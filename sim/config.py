@@ -79,7 +79,7 @@ M = TypeVar("M", bound=BaseModel)
 class Model(BaseModel):
     """Base of all sections: no unknown keys, no silent conversions, no NaN, unchangeable."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class Slot(Model):

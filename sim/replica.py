@@ -655,7 +655,8 @@ class Replica:
         last_end = seq.last_end
         if seq.phase is Phase.DECODE and self.cohort.clock > seq.join_clock:
             last_end = self.times.end_at[self.cohort.clock - 1]
-        return max(seq.num_known, computed - (1 if last_end > now else 0))
+        in_flight = last_end > now and self.limits.depth > 1  # a synchronous engine knows the token that it feeds
+        return max(seq.num_known, computed - in_flight)
 
     def _count_shared(self, now: float) -> None:
         self.shared_block_seconds += self.kv.num_shared_extra * (now - self._shared_since)

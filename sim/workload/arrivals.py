@@ -23,7 +23,7 @@ _GRID = 4096  # points a cycle at which a cumulative rate is tabulated
 
 
 class _Base(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     def times(self, rng: np.random.Generator, num: int | None, duration: float | None) -> FloatArray:
         """Arrival times in seconds, non-decreasing: `num` of them, or all before `duration` where `num` is None."""
@@ -124,7 +124,7 @@ class ClosedLoopArrivals(_Base):
 class Stage(BaseModel):
     """One stage: a rate (or a ramp to `end_rate`) for a duration, or an exact number of requests."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     rate: float = Field(ge=0, description="requests per second at the start of the stage")
     end_rate: float | None = Field(default=None, ge=0, description="requests per second at its end (linear ramp)")

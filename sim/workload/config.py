@@ -20,14 +20,14 @@ PATH_KEYS = ("trace", "statistics")  # keys whose values are paths, relative to 
 class Factor(BaseModel):
     """Declared maximum as a multiple of the true length, rounded up."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
     factor: float = Field(ge=1)
 
 
 class Cancellation(BaseModel):
     """A share of requests whose client gives up `after` seconds from arrival."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
     fraction: float = Field(default=1.0, ge=0, le=1)
     after: Distribution
 
@@ -35,7 +35,7 @@ class Cancellation(BaseModel):
 class Prefix(BaseModel):
     """Shared prefixes: each request begins with the tokens of one of `groups` groups, before its own prompt."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
     groups: int = Field(default=1, ge=1)
     tokens: int = Field(ge=1, description="of the shared prefix, added to prompt_tokens")
     zipf: float = Field(default=0.0, ge=0, description="popularity of group k: 1 / k^zipf")
@@ -44,7 +44,7 @@ class Prefix(BaseModel):
 class Sessions(BaseModel):
     """Conversations: each prompt is the whole conversation so far and `prompt_tokens` new ones."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
     turns: Distribution
     think_time: Distribution = Field(description="seconds from the end of an answer to the next turn")
 
@@ -52,7 +52,7 @@ class Sessions(BaseModel):
 class Component(BaseModel):
     """One kind of request in a mix; what is not given comes from the workload."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
     weight: float = Field(default=1.0, gt=0)
     tenant: str | None = None
     request_class: str | None = None
@@ -77,7 +77,7 @@ class WorkloadConfig(BaseModel):
     A trace with `arrivals` keeps its lengths, in row order, and takes its times from the process.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     trace: str | None = Field(default=None, description="path of a trace (formats: traces/README.md)")
     format: str = Field(default="auto", description="trace format; auto: by content")

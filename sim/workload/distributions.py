@@ -25,7 +25,7 @@ _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 class _Base(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     distribution: str
     min: float | None = Field(default=None, ge=0, description="smallest value: smaller draws become it")

@@ -38,7 +38,7 @@ def _points() -> FloatArray:
 class ArrivalStatistics(BaseModel):
     """Gaps between arrivals and how they follow each other, in standard normal scores of their ranks."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
     gaps: list[float]  # quantiles, seconds
     levels: list[float] = Field(min_length=1)  # mean score in consecutive groups of as many requests
     score_std: float = Field(ge=0)  # of the scores within their groups
@@ -48,7 +48,7 @@ class ArrivalStatistics(BaseModel):
 class Statistics(BaseModel):
     """Statistics of a trace; the JSON files in traces/statistics hold one each."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
     kind: Literal["servesim trace statistics"] = "servesim trace statistics"
     version: Literal[1] = 1
     source: str
