@@ -1,4 +1,4 @@
-"""The composition root: from a validated configuration to a Simulation. The only file of `sim` that knows `policies`."""
+"""The composition root: from a validated configuration to a Simulation; the only such file that knows `policies`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import policies
-from sim.cost import build_cost_model, default_kind
+from sim.cost import ExplainingCostModel, build_cost_model, default_kind
 from sim.engine import Simulation
 from sim.errors import InputError
 from sim.hardware import load_gpu
@@ -19,7 +19,6 @@ from sim.workload.config import build_workload
 if TYPE_CHECKING:
     from sim.clock import Clock
     from sim.config import ExperimentConfig, PoolConfig
-    from sim.cost.base import CostModel
     from sim.engine import EndFunction
     from sim.interfaces import PreemptionPolicy, Scheduler
     from sim.workload.columns import Columns
@@ -34,7 +33,7 @@ def build(
     step_log: bool = False,
     timeline_interval: float | None = None,
 ) -> Simulation:
-    """Everything of one run, ready for `run()`. Raises `InputError` for what only shows when facts and policies load."""
+    """Everything of one run, ready for `run()`. `InputError` for what only shows when facts and policies load."""
     seeds = Seeds(config.seed)
     builders = [PoolBuilder(config, i, step_by_step, step_log) for i in range(len(config.cluster.pools))]
     for slot in MAKE_NOTHING_ELSE:
@@ -49,7 +48,7 @@ def build(
             raise InputError(f"{config.where('cluster.pools')}: no pool has any replicas")
         return replicas
 
-    return Simulation(
+    simulation = Simulation(
         build_workload(config.workload, seeds, config.base_dir),
         make_replicas,
         make_slot(config, "router", seeds),
@@ -57,9 +56,11 @@ def build(
         timeline_interval=timeline_interval,
         client_timeout=config.client.timeout,
     )
+    simulation.warnings += dict.fromkeys(note for builder in builders for note in builder.cost_notes)
+    return simulation
 
 
-def make_slot(config: ExperimentConfig, kind: str, seeds: Seeds) -> object:
+def make_slot(config: ExperimentConfig, kind: str, seeds: Seeds) -> Any:
     """The policy of a cluster slot."""
     slot = getattr(config.cluster, kind)
     where = config.where(f"cluster.{kind}")
@@ -79,6 +80,8 @@ class PoolBuilder:
         self.gpu = self._at("gpu", lambda: load_gpu(self.pool.gpu))
         self.model = self._at("model", lambda: load_model(self.pool.model))
         self.cost = self._at("cost_model", self._cost_model)
+        # Asked now: what a run asks beyond its result (plans that are cut) must not show in its summary.
+        self.cost_notes = self._cost_notes()
         self.max_model_len = self.pool.max_model_len or self._model_maximum()
         self.num_blocks = self.pool.kv_cache.num_blocks or self._at("kv_cache", self._planned_blocks)
         self.limits = self._limits()
@@ -86,9 +89,8 @@ class PoolBuilder:
 
     def _model_maximum(self) -> int:
         if self.model.max_position is None:
-            raise InputError(
-                f"{self.config.where(f'{self.path}.model')}: '{self.model.name}' states no maximum length; set max_model_len"
-            )
+            where = self.config.where(f"{self.path}.model")
+            raise InputError(f"{where}: '{self.model.name}' states no maximum length; set max_model_len")
         return self.model.max_position
 
     def _at(self, key: str, make: Callable[[], T]) -> T:
@@ -98,10 +100,25 @@ class PoolBuilder:
         except InputError as error:
             raise InputError(f"{self.config.where(f'{self.path}.{key}')}: {error}") from None
 
-    def _cost_model(self) -> CostModel:
+    @property
+    def cost_kind(self) -> str:
+        """The kind of cost model: the one that is asked for, or the default of the GPU."""
+        kind = self.pool.cost_model.kind
+        return default_kind(self.gpu) if kind == "auto" else kind
+
+    def _cost_notes(self) -> list[str]:
+        """What the reader of the results must know about the step times."""
+        subject = f"step times of {self.model.name} on {self.gpu.name}"
+        if self.cost_kind == "fitted":
+            return [f"{subject}: {note}" for note in self.cost.extrapolation()]
+        if self.pool.cost_model.kind == "auto":
+            return [f"{subject} are computed by the roofline cost model, not measured: that GPU has no fitted profile"]
+        return []
+
+    def _cost_model(self) -> ExplainingCostModel:
         slot, scheduler = self.pool.cost_model, self.pool.scheduler
         return build_cost_model(
-            default_kind(self.gpu) if slot.kind == "auto" else slot.kind,
+            self.cost_kind,
             slot.params,
             model=self.model,
             gpu=self.gpu,

@@ -1,8 +1,8 @@
-"""The event clock: SimPy's loop, with callbacks at absolute instants and a written order of what happens at one instant.
+"""The event clock: SimPy's loop, with callbacks at absolute instants and a written order of what happens at once.
 
-A SimPy timeout starts from a delay and orders ties by creation; both would make results depend on how often a replica woke
-up. A timer here is pushed at an absolute time with a (kind, index) priority, so ties resolve the same way however the run
-was executed.
+A SimPy timeout starts from a delay and orders ties by creation; both would make results depend on how often a replica
+woke up. A timer here is pushed at an absolute time with a (kind, index) priority, so ties resolve the same way however
+the run was executed.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Cluster:
         self.outstanding_tokens = np.zeros(len(replicas), dtype=np.int64)
 
     def arrive(self, seq: Sequence) -> Replica | None:
-        """Admission, routing and submission of a request, all at its instant; the replica, or None if it did not get in."""
+        """Admission, routing and submission of a request, all at its instant; None if it did not get in."""
         now = self.clock.now
         decision = self.admission.admit(seq, self, now)
         if isinstance(decision, Reject):
@@ -71,9 +71,7 @@ class Cluster:
         position = self.router.route(seq, self, now)
         if not 0 <= position < len(self.replicas):
             name = type(self.router).__name__
-            raise PolicyError(
-                f"{name} sent request {seq.row} at {now} s to replica {position} of {len(self.replicas)}"
-            )
+            raise PolicyError(f"{name} sent request {seq.row} at {now} s to replica {position} of {len(self.replicas)}")
         return self.replicas[position]
 
     def left(self, seq: Sequence, replica: Replica) -> None:

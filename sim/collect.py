@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from sim.replica import Replica
     from sim.units import FloatArray, IntArray
 
-INTEGERS = ("num_output_tokens", "num_cached_tokens", "num_preemptions", "num_recomputed_tokens", "num_running_at_first_token")
+INTEGERS = (
+    "num_output_tokens",
+    "num_cached_tokens",
+    "num_preemptions",
+    "num_recomputed_tokens",
+    "num_running_at_first_token",
+)
 
 
 def collect(simulation: Simulation, wall_seconds: float) -> RunResult:
@@ -36,7 +42,7 @@ def collect(simulation: Simulation, wall_seconds: float) -> RunResult:
         wall_seconds=wall_seconds,
         timeline=timeline_columns(simulation),
         steps=step_columns(simulation),
-        warnings=list(simulation.workload.warnings),
+        warnings=list(simulation.warnings),
     )
 
 

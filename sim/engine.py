@@ -31,7 +31,7 @@ ReplicaFactory = Callable[[Clock, EndFunction, Columns], list["Replica"]]
 
 
 class Simulation:
-    """One run. `make_replicas` builds the replicas on the simulation's clock, with the function they call at each end."""
+    """One run. `make_replicas` builds the replicas on the simulation's clock; they call a function at each end."""
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class Simulation:
     ) -> None:
         self.clock = Clock()
         self.workload = workload
+        self.warnings = list(workload.warnings)  # for the summary
         self.columns = Columns(workload)
         self.replicas = make_replicas(self.clock, self._on_end, self.columns)
         self.cluster = Cluster(self.clock, self.replicas, router, admission, self._on_refused, self._on_delayed)
@@ -60,7 +61,8 @@ class Simulation:
     def run(self, progress: Progress | None = None) -> RunResult:
         """Play the whole workload; `progress(simulated seconds, requests done)` is called now and then.
 
-        Raises `RunError` when requests are left that nothing will ever serve, `PolicyError` when a policy breaks its rules.
+        Raises `RunError` when requests are left that nothing will ever serve, `PolicyError` when a policy breaks its
+        rules.
         """
         self._progress = progress
         self._start_arrivals()
@@ -80,7 +82,7 @@ class Simulation:
         self._check_all_ended()
         return collect(self, wall)
 
-    # --- arrivals ------------------------------------------------------------------------------------------------------
+    # --- arrivals -----------------------------------------------------------------------------------------------------
 
     def _start_arrivals(self) -> None:
         loop = self.workload.closed_loop
@@ -122,9 +124,13 @@ class Simulation:
             self._placed[seq.row] = seq, replica
 
     def _on_delayed(self, seq: Sequence, until: float) -> None:
-        self.clock.at(until, Order.ARRIVAL, seq.row, lambda _: self._enter(seq) if seq.phase is not Phase.ENDED else None)
+        def enter(_: object) -> None:
+            if seq.phase is not Phase.ENDED:
+                self._enter(seq)
 
-    # --- ends ----------------------------------------------------------------------------------------------------------
+        self.clock.at(until, Order.ARRIVAL, seq.row, enter)
+
+    # --- ends ---------------------------------------------------------------------------------------------------------
 
     def _on_end(self, seq: Sequence, time: float, replica: Replica) -> None:
         """The last token of a request has been delivered."""
@@ -202,9 +208,9 @@ class Simulation:
         missing = len(self.workload) - len(self.records)
         if missing:
             stuck = [seq.row for replica in self.replicas for seq in (*replica.waiting, *replica.running.values())]
-            raise RunError(f"{missing} requests never ended (rows {stuck[:5]}...): no event is left that could serve them")
+            raise RunError(f"{missing} requests never ended (rows {stuck[:5]}...): no event is left to serve them")
 
-    # --- the timeline --------------------------------------------------------------------------------------------------
+    # --- the timeline -------------------------------------------------------------------------------------------------
 
     def _sample_timeline(self, _: object) -> None:
         now = self.clock.now

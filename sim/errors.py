@@ -1,9 +1,9 @@
 """Errors that servesim raises on purpose.
 
-    ServesimError
-    |- InputError      what the user gave cannot be used: file, key, value, unit (exit code 2)
-    |- RunError        a run could not be completed, or a stated expectation did not hold (exit code 1)
-    |- PolicyError     a policy answered something that it may not answer (exit code 1)
+ServesimError
+|- InputError      what the user gave cannot be used: file, key, value, unit (exit code 2)
+|- RunError        a run could not be completed, or a stated expectation did not hold (exit code 1)
+|- PolicyError     a policy answered something that it may not answer (exit code 1)
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The questions a policy answers, one Protocol each. A policy is a dataclass: its YAML parameters are its fields.
 
-A policy is given read-only views and `now`, and returns a decision; the engine acts on it. It does not sleep, log, draw from
-a global generator or write to what it was given. Ties end with (arrival_time, row). One instance of a Scheduler and a
-PreemptionPolicy per replica, one of the others per cluster. A policy that draws random numbers has a field `rng`, which the
-engine fills with a generator of its own.
+A policy is given read-only views and `now`, and returns a decision; the engine acts on it. It does not sleep, log, draw
+from a global generator or write to what it was given. Ties end with (arrival_time, row). One instance of a Scheduler
+and a PreemptionPolicy per replica, one of the others per cluster. A policy that draws random numbers has a field `rng`,
+which the engine fills with a generator of its own.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Scheduler(Protocol):
     def schedule(self, batch: BatchBuilder) -> None:
         """Fill the batch of the next step. Asked before every step that has anything to decide.
 
-        Between two calls nothing changed that could alter the answer: fast-forward repeats a pure decode batch as long as
-        nobody arrives, ends or is cancelled and blocks suffice. A waiting queue whose first candidate was refused stays refused
-        meanwhile, since free blocks, slots and budget can only shrink.
+        Between two calls nothing changed that could alter the answer: fast-forward repeats a pure decode batch as long
+        as nobody arrives, ends or is cancelled and blocks suffice. A waiting queue whose first candidate was refused
+        stays refused meanwhile, since free blocks, slots and budget can only shrink.
         """
         ...
 

@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from sim.units import FloatArray
+    from collections.abc import Callable
+
+    from sim.units import FloatArray, IntArray
 
 MIN_CAPACITY = 4096
+
+
+def as_floats(column: FloatArray) -> memoryview[float]:
+    """A view of a column whose items are Python floats."""
+    return memoryview(column)  # type: ignore[arg-type]  # the stubs of NumPy arrays lack the buffer protocol of 3.11
 
 
 class StepTimes:
@@ -23,8 +30,9 @@ class StepTimes:
     def __init__(self) -> None:
         self.ends = np.zeros(MIN_CAPACITY)
         self.calls = np.zeros(MIN_CAPACITY)
-        self.end_at = memoryview(self.ends)  # a memoryview gives Python floats, several times faster than NumPy scalars
-        self.call_at = memoryview(self.calls)
+        # A memoryview gives Python floats, several times faster than NumPy scalars.
+        self.end_at: memoryview[float] = as_floats(self.ends)
+        self.call_at: memoryview[float] = as_floats(self.calls)
 
     def reserve(self, size: int) -> None:
         """Make room for entries 0 to size - 1."""
@@ -32,7 +40,7 @@ class StepTimes:
             capacity = max(size, 2 * len(self.ends))
             self.ends = np.concatenate([self.ends, np.zeros(capacity - len(self.ends))])
             self.calls = np.concatenate([self.calls, np.zeros(capacity - len(self.calls))])
-            self.end_at, self.call_at = memoryview(self.ends), memoryview(self.calls)
+            self.end_at, self.call_at = as_floats(self.ends), as_floats(self.calls)
 
     def first_call_from(self, time: float, low: int, high: int) -> int:
         """First index in [low, high) whose call is at or after `time`; high if there is none."""
@@ -54,14 +62,19 @@ class Table:
 
     def __init__(self, columns: tuple[str, ...], typecode: str = "d") -> None:
         self.columns = columns
-        self._values = array(typecode)
-        self.append = self._values.extend  # one row: a tuple with one number a column
+        self._values: array[float] = array(typecode)
+        # One row: a tuple with one number a column.
+        self.append: Callable[[tuple[float, ...]], None] = self._values.extend
 
     def __len__(self) -> int:
         return len(self._values) // len(self.columns)
 
+    def integers(self, name: str) -> IntArray:
+        """A copy of one column, as int64."""
+        return self.column(name).astype(np.int64, copy=False)
+
     def column(self, name: str) -> FloatArray:
-        """A copy of one column, as float64 or int64."""
+        """A copy of one column, as float64 (or int64, in a table of integers)."""
         dtype = np.float64 if self._values.typecode == "d" else np.int64
         rows = np.frombuffer(self._values, dtype=dtype) if self._values else np.empty(0, dtype)
         return rows.reshape(-1, len(self.columns))[:, self.columns.index(name)].copy()

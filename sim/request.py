@@ -113,4 +113,3 @@ class Sequence:
 
     def __lt__(self, other: Sequence) -> bool:
         return self.row < other.row
-

@@ -1,7 +1,7 @@
 """What a finished simulation hands to metrics, files and reports: plain arrays, no statistics.
 
-`requests` holds one entry a request in workload order. A sequence's tokens are not recorded one by one: its first token has
-a time of its own, and its later tokens are slices of its replica's array of decode step ends.
+`requests` holds one entry a request in workload order. A sequence's tokens are not recorded one by one: its first token
+has a time of its own, and its later tokens are slices of its replica's array of decode step ends.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Status(IntEnum):
 class DecodeSpans:
     """The decode tokens of one replica.
 
-    Span (row, first, last): request `row` received one token at each of `ends[first..last]` (inclusive). A request that was
-    preempted or skipped has several spans, in time order. Its first token is not in a span, nor is the first token after each
-    preemption: `resumed_rows/resumed_times` list those, in time order.
+    Span (row, first, last): request `row` received one token at each of `ends[first..last]` (inclusive). A request that
+    was preempted or skipped has several spans, in time order. Its first token is not in a span, nor is the first token
+    after each preemption: `resumed_rows/resumed_times` list those, in time order.
     """
 
     ends: FloatArray  # ends of the steps in which the decode cohort advanced, seconds

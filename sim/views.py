@@ -1,4 +1,4 @@
-"""What policies may read. These are types, not objects: the engine passes its own objects, and mypy lets a policy see only this.
+"""What policies may read. These are types: the engine passes its own objects, and mypy lets a policy see only this.
 
 Never in a view: the true output length, the SimPy environment, another policy's state.
 """

@@ -96,7 +96,7 @@ def fit_decode(rows: pd.DataFrame, gpu: HardwareProfile, kv_dtype: str) -> Outco
     batch, context, heads, kv_heads, head_dim, measured = _arrays(rows, "batch", "kv_len", *ATTENTION_KEY)
     train = ~held
     weights = np.where(measured > MIN_DECODE_SECONDS, 1.0, DECODE_WEIGHT_BELOW)[train]
-    fixed = {"num_multiprocessors": gpu.require("num_multiprocessors"), "element_bytes": ELEMENT_BYTES[kv_dtype]}
+    fixed = {"element_bytes": ELEMENT_BYTES[kv_dtype]}
     fits: dict[bool, tuple[float, DecodeKernel]] = {}
     for root in (False, True):
 
@@ -280,7 +280,6 @@ def _decode_bounds(gpu: HardwareProfile) -> Bounds:
         "per_head": (1e-12, 5e-10, 1e-7),
         "per_token": (1e-12, 3e-10, 2e-8),
         "half_tokens": (500.0, 1e5, 1e7),
-        "wave_exponent": (1e-3, 0.2, 1.5),
         "warm_share": (0.05, 0.6, 1.0),
         "warm_bytes": (4e6, 3e7, 3e8),
     }

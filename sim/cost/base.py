@@ -1,8 +1,8 @@
 """What a cost model is asked: how long a step takes. Money is called price, elsewhere.
 
 One arithmetic path: step times may use + - * / sqrt min max only, on scalars and on arrays alike, so that a vector of
-coming steps has the same bits as the steps asked one by one. Powers, logs and table look-ups by interpolation belong into
-tables that are built once, in the constructor.
+coming steps has the same bits as the steps asked one by one. Powers, logs and table look-ups by interpolation belong
+into tables that are built once, in the constructor.
 """
 
 from __future__ import annotations

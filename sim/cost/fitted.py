@@ -70,8 +70,6 @@ class _Tables:
     mixed: list[float]  # by tokens: a step with prefill tokens, attention kernels' times by context apart
     rows: list[float]  # by sequences: LM head and sampler
     floor: list[float]  # by decodes: attention's floor, where it is a sum
-    slope: list[float]  # by decodes: seconds per context token of the layers without a window
-    near: list[float]  # the same of the layers with one
     offset: list[float]  # by decodes: (floor / slope)^2 in tokens^2, where it is a root
 
 
@@ -129,11 +127,11 @@ class FittedCost:
         times = decode_contexts(num_sequences, context, num_steps)
         if self._window:
             near = np.minimum(times, self._window * num_sequences)
-            self._read_all(near, num_sequences, self._tables.near[num_sequences])
-            self._read_all(times, num_sequences, self._tables.slope[num_sequences])
+            self._read_all(near, num_sequences, self._near_slope)
+            self._read_all(times, num_sequences, self._slope)
             times += near
         else:
-            self._read_all(times, num_sequences, self._tables.slope[num_sequences])
+            self._read_all(times, num_sequences, self._slope)
         times += self._serial_array[max_context : max_context + num_steps]
         times += self._tables.decode[num_sequences]
         return times
@@ -156,11 +154,11 @@ class FittedCost:
 
     def _reading(self, num_decodes: int, context: int) -> float:
         """Seconds that all layers read the cache of the decodes."""
-        full = self._read_one(float(context), num_decodes, self._tables.slope[num_decodes])
+        full = self._read_one(float(context), num_decodes, self._slope)
         if not self._window:
             return full
         near = min(float(context), self._window * num_decodes)
-        return full + self._read_one(near, num_decodes, self._tables.near[num_decodes])
+        return full + self._read_one(near, num_decodes, self._near_slope)
 
     def _read_one(self, context: float, num_decodes: int, slope: float) -> float:
         if self._root:
@@ -209,10 +207,13 @@ class FittedCost:
         prefill = self._coverage.choose_prefill(profile.prefill_attention, kv_dtype)
         for fitted, name in ((decode, "decode attention"), (prefill, "prefill attention")):
             self._coverage.check(fitted, name, heads=heads, kv_heads=kv_heads, head_dim=float(model.head_dim))
-        self._decode_fitted, self._shape = decode, (heads, kv_heads, cached)
+        self._decode_fitted, self._heads = decode, (heads, kv_heads)
         self._decode_kernel: DecodeKernel = decode.kernel
         self._prefill_kernel: PrefillKernel = prefill.kernel
         self._root = bool(decode.kernel.root)
+        self._layer_slope = float(decode.kernel.per_context_token(kv_heads, cached))
+        self._slope = self._layer_slope * model.num_full_layers
+        self._near_slope = self._layer_slope * model.num_sliding_layers
         self._per_pair = float(self._prefill_kernel.per_pair(heads, dim))
         self._per_prefix = float(self._prefill_kernel.per_prefix) * kv_heads * cached
         self._per_new_token = float(self._prefill_kernel.per_new_token(heads, kv_heads, dim)) * layers
@@ -225,18 +226,15 @@ class FittedCost:
         counts = np.maximum(np.arange(self._num_rows, dtype=np.float64), 1.0)
         padded = self._padded(counts)
         work, rows = _total(self._operations.by_tokens(padded)), _total(self._operations.by_rows(counts))
-        layers, (heads, kv_heads, cached) = self.model.num_layers, self._shape
-        slope = self._decode_kernel.per_context_token(counts, kv_heads, cached)
-        floor = self._decode_kernel.floor(counts, heads, kv_heads)
+        layers, floor = self.model.num_layers, self._decode_kernel.floor(counts, *self._heads)
         added = np.zeros(self._num_rows) if self._root else layers * floor
         decode = work + rows + layers * self._decode_kernel.launch + added
         mixed = work + self._mixed_extra(counts) + layers * self._prefill_kernel.launch
         for table in (decode, rows, added):
             table[0] = 0.0
-        offset, full = (floor / slope) ** 2, slope * self.model.num_full_layers
+        offset = (floor / self._layer_slope) ** 2
         offset[0] = 0.0
-        near = slope * self.model.num_sliding_layers
-        self._tables = _Tables(*(table.tolist() for table in (decode, mixed, rows, added, full, near, offset)))
+        self._tables = _Tables(*(table.tolist() for table in (decode, mixed, rows, added, offset)))
 
     def _grow_contexts(self, longest: int) -> None:
         """Tabulate what the longest context adds, up to at least `longest` tokens."""

@@ -53,8 +53,7 @@ class DecodeKernel:
 
     seconds = launch + reading + serial: reading is context bytes / bandwidth, joined with a floor per block of work
     (`per_block` for each sequence and key-value head, `per_head` for each query head): their sum, or the root of the
-    sum of squares (`root`). serial is what the longest sequence adds, per_token * c / (1 + c / half_tokens). Where the
-    last wave of blocks does not fill the GPU, bytes count (ceil(w) / w)^wave_exponent, w = blocks / multiprocessors.
+    sum of squares (`root`). serial is what the longest sequence adds, per_token * c / (1 + c / half_tokens).
     Isolated measurements whose cache fits in the L2 of the GPU read faster (`warm_share` of the bytes, well below
     `warm_bytes`); in a serving step other layers have passed since, so `warm` is False there.
     """
@@ -65,8 +64,6 @@ class DecodeKernel:
     per_head: float
     per_token: float
     half_tokens: float
-    wave_exponent: float
-    num_multiprocessors: float
     warm_share: float
     warm_bytes: float
     element_bytes: float
@@ -76,11 +73,9 @@ class DecodeKernel:
         """Seconds that `batch` sequences take however short they are."""
         return batch * (self.per_block * kv_heads + self.per_head * heads)
 
-    def per_context_token(self, batch: FloatArray, kv_heads: Number, head_dim: Number) -> FloatArray:
+    def per_context_token(self, kv_heads: Number, head_dim: Number) -> Number:
         """Seconds per token of context of all sequences, read from memory."""
-        waves = batch * kv_heads / self.num_multiprocessors
-        filled = np.where(waves > 1.5, np.ceil(waves) / np.maximum(waves, 1.0), 1.0)
-        return 2.0 * kv_heads * head_dim * self.element_bytes / self.bandwidth * filled**self.wave_exponent
+        return 2.0 * kv_heads * head_dim * self.element_bytes / self.bandwidth
 
     def serial(self, longest: FloatArray) -> FloatArray:
         """Seconds that the longest context adds."""
@@ -96,7 +91,7 @@ class DecodeKernel:
         warm: bool = False,
     ) -> FloatArray:
         """Time of `batch` sequences of equal `context`."""
-        reading = batch * context * self.per_context_token(batch, kv_heads, head_dim)
+        reading = batch * context * self.per_context_token(kv_heads, head_dim)
         if warm:
             reading = reading * self._warmth(2.0 * batch * context * kv_heads * head_dim * self.element_bytes)
         floor = self.floor(batch, heads, kv_heads)

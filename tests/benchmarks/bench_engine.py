@@ -3,9 +3,9 @@
     python tests/benchmarks/bench_engine.py [B1 B2 B3 B4 startup flat router] [--fast] [--step-by-step] [--out table.md]
 
 Every measurement is a process of its own. Machines differ and are shared, so each process also counts bare SimPy
-timeouts right before and right after it simulates: the scaled time is seconds * (timeouts per second) / 600,000, the rate
-of the machine on which the goals were set. Simulation seconds are those of the event loop; start-up (interpreter and
-imports + reading or drawing the workload, tables, replicas) and results (metrics, files) stand apart.
+timeouts right before and right after it simulates: the scaled time is seconds * (timeouts per second) / 600,000, the
+rate of the machine on which the goals were set. Simulation seconds are those of the event loop; start-up (interpreter
+and imports + reading or drawing the workload, tables, replicas) and results (metrics, files) stand apart.
 """
 
 from __future__ import annotations

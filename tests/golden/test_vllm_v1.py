@@ -147,7 +147,9 @@ def assert_columns(replayed: Replay, columns: dict[str, list[Any]], times: list[
     """Tokens, prefill tokens, queues and free blocks of every call, by instant."""
     calls = iter(replayed.calls)
     for i, time in enumerate(times):
-        expected = {name: columns[name][i] for name in ("tokens", "prefill_tokens", "running", "waiting", "free_blocks")}
+        expected = {
+            name: columns[name][i] for name in ("tokens", "prefill_tokens", "running", "waiting", "free_blocks")
+        }
         if not (expected["running"] or expected["waiting"]):
             continue
         call = next(calls)

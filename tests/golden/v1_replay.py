@@ -68,7 +68,7 @@ class Replay:
 
 
 def contents(prompts: list[list[int]], outputs: list[list[int]], block_size: int) -> tuple[Ragged, Ragged]:
-    """Chained ids of the blocks of prompts and of what follows: equal ids exactly where all tokens up to there are equal."""
+    """Chained ids of the blocks of prompts and of what follows, equal exactly where all tokens up to there are."""
     known: dict[tuple[Any, ...], int] = {}
     prompt_ids, output_ids = [], []
     for prompt, output in zip(prompts, outputs, strict=True):

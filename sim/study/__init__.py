@@ -1,0 +1,1 @@
+"""Studies: many runs of one question. Sweeps over key paths, comparisons under common random numbers, capacity plans."""

@@ -1,0 +1,62 @@
+"""distserve: vLLM of early 2024 with OPT-13B on A100, ShareGPT requests with arrivals and lengths, a row a request.
+
+That engine scheduled synchronously, ran prompts in steps of their own and had no CUDA graphs. It is simulated as a
+synchronous engine without chunked prefill; prompts then share their step with the decodes, which lose about the same time.
+The disaggregated runs of the set are left out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sim.validation.case import Case, Collected, LeftOut, request_metrics
+from sim.validation.tables import read_table
+from sim.validation.workloads import replayed
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+GROUP = "distserve vllm"
+_COLUMNS = ("run", "system", "placement", "arrival_s", "prompt_len", "output_len", "ttft_ms", "tpot_ms", "latency_ms")
+# vLLM 0.2 and 0.3: defaults of the time. Prefix caching came later.
+EARLY_VLLM = {
+    "scheduler": {
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 2560,
+        "async_scheduling": False,
+        "enable_chunked_prefill": False,
+    },
+    "kv_cache": {"prefix_caching": False},
+    "cost_model": {"kind": "fitted", "engine": "vllm-0.2", "cuda_graphs": False},
+}
+
+
+def collect(folder: Path) -> Collected:
+    """The vLLM runs of the folder."""
+    rows = read_table(folder / "opt13b_sharegpt_requests.csv.gz", _COLUMNS)
+    found = Collected()
+    for name, group in rows.groupby("run", sort=False):
+        if str(group["system"].iloc[0]) == "vllm":
+            found.cases.append(_case(str(name), group.sort_values("arrival_s", kind="stable")))
+        else:
+            found.left_out.append(LeftOut("distserve", str(name), "prefill and decode on separate GPUs"))
+    return found
+
+
+def _case(name: str, rows: pd.DataFrame) -> Case:
+    arrival = rows["arrival_s"].to_numpy(dtype=np.float64)
+    prompt, output = (rows[key].to_numpy(dtype=np.int64) for key in ("prompt_len", "output_len"))
+    ttft, e2e = (rows[key].to_numpy(dtype=np.float64) * 1e-3 for key in ("ttft_ms", "latency_ms"))
+    return Case(
+        dataset="distserve",
+        name=name,
+        workload="sharegpt",
+        pool={"model": "opt-13b", "gpu": "A100-80GB", "max_model_len": 2048, **EARLY_VLLM},
+        make_workload=lambda seed: replayed(arrival, prompt, output),
+        measured=request_metrics(ttft, e2e, output),
+        groups=frozenset({GROUP}),
+        client=False,
+    )

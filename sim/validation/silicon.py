@@ -1,0 +1,115 @@
+"""silicon_sample: closed loops of InferenceX type on servers of several engines, a case a row.
+
+`concurrency` clients each send the next request when the last one ended; ten requests a client (fewer, for large
+concurrencies), lengths uniform in 0.8 to 1.0 of the nominal ones, no shared prefixes. Every engine is simulated with the
+loop and the constants of vLLM; KV settings are not recorded. Expert parallelism is simulated as tensor parallelism of the
+experts. Disaggregated rows, attention data parallelism and models whose sizes are unknown are left out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sim.errors import InputError
+from sim.seeds import Seeds
+from sim.validation.case import Case, Collected, LeftOut
+from sim.validation.tables import present, read_table
+from sim.validation.variants import model_with_weights
+from sim.validation.workloads import closed_loop
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sim.workload.base import Workload
+
+GROUP = "silicon_sample"
+NOMINAL_SHARE = (0.8, 1.0)  # lengths as a share of the nominal ones
+REQUESTS_PER_CLIENT = 10
+ENOUGH_REQUESTS = 640  # above it, fewer requests a client (but at least 3)
+_COLUMNS = (
+    *("id", "backend", "model_path", "system", "precision", "mode", "isl", "osl", "batch_size", "tp_size", "pp_size"),
+    *("attention_dp_size", "concurrency", "silicon_ttft_ms", "silicon_tpot_ms", "origin"),
+)
+_GPUS = {
+    "h100_sxm": "h100-sxm",
+    "h200_sxm": "h200-sxm",
+    "b200_sxm": "b200-sxm",
+    "b300_sxm": "b300-sxm",
+    "gb200": "gb200",
+    "gb300": "gb300",
+}
+
+
+def collect(folder: Path) -> Collected:
+    """The aggregated rows of the file."""
+    rows = read_table(folder / "silicon_sample.csv.gz", _COLUMNS)
+    found = Collected()
+    for _, row in rows.iterrows():
+        reason = _why_not(row)
+        case = None if reason else _case_or_reason(row)
+        if isinstance(case, Case):
+            found.cases.append(case)
+        else:
+            found.left_out.append(LeftOut("silicon_sample", str(row["id"]), reason or str(case)))
+    return found
+
+
+def _why_not(row: pd.Series) -> str | None:
+    if row["mode"] != "agg":
+        return "prefill and decode on separate GPUs"
+    if present(row["attention_dp_size"]) and row["attention_dp_size"] > 1:
+        return "attention data parallelism is not modelled"
+    if row["system"] not in _GPUS:
+        return f"no GPU '{row['system']}' in the catalogue"
+    if not (present(row["concurrency"]) and row["silicon_ttft_ms"] > 0 and row["silicon_tpot_ms"] > 0):
+        return "no concurrency or no latency recorded"
+    return None
+
+
+def _case_or_reason(row: pd.Series) -> Case | str:
+    try:
+        model = model_with_weights(str(row["model_path"]), str(row["precision"]))
+    except InputError:
+        return f"sizes of {row['model_path']} are not in the data"
+    return _case(row, model)
+
+
+def _case(row: pd.Series, model: str) -> Case:
+    concurrency, isl, osl = (int(row[key]) for key in ("concurrency", "isl", "osl"))
+    fixed = "gap-analysis" in str(row["origin"])
+    return Case(
+        dataset="silicon_sample",
+        name=str(row["id"]),
+        workload=f"{isl}/{osl}",
+        pool={
+            "model": model,
+            "gpu": _GPUS[str(row["system"])],
+            "tensor_parallel": int(row["tp_size"]),
+            "pipeline_parallel": int(row["pp_size"]) if present(row["pp_size"]) and row["pp_size"] > 1 else 1,
+            "max_model_len": isl + osl + 256,
+            "scheduler": {"max_num_seqs": max(256, concurrency), "max_num_batched_tokens": max(8192, concurrency)},
+            "kv_cache": {"prefix_caching": False},
+        },
+        make_workload=lambda seed: _workload(isl, osl, concurrency, fixed, seed),
+        measured={
+            "ttft.p50": float(row["silicon_ttft_ms"]) * 1e-3,
+            "ttft.mean": float(row["silicon_ttft_ms"]) * 1e-3,
+            "tpot.mean": float(row["silicon_tpot_ms"]) * 1e-3,
+        },
+        groups=frozenset({GROUP, f"{GROUP} {row['backend']}", f"{GROUP} {row['precision']}"}),
+        client=False,
+        notes=("whether latencies are means or medians is not stated",),
+    )
+
+
+def _workload(isl: int, osl: int, concurrency: int, fixed: bool, seed: int) -> Workload:
+    num = max(3 * concurrency, min(REQUESTS_PER_CLIENT * concurrency, ENOUGH_REQUESTS))
+    if fixed:
+        return closed_loop(*(np.full(num, size, dtype=np.int64) for size in (isl, osl)), concurrency)
+    rng = Seeds(seed).generator("validation", "lengths")
+    low, high = NOMINAL_SHARE
+    lengths = (np.maximum(np.rint(rng.uniform(low * n, high * n, num)), 1).astype(np.int64) for n in (isl, osl))
+    return closed_loop(*lengths, concurrency)
