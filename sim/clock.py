@@ -60,7 +60,7 @@ class Clock:
     def at(self, time: float, kind: Order, index: int, callback: Callback) -> Timer:
         """Call `callback` at `time`, in the order that `kind` and `index` give among events of that instant."""
         timer = Timer(self.env, callback)
-        heappush(self.env._queue, (time, kind * KIND_WIDTH + index, next(self.env._eid), timer))  # type: ignore[arg-type]
+        heappush(self.env._queue, (time, kind * KIND_WIDTH + index, next(self.env._eid), timer))  # type: ignore[misc]
         return timer
 
     def more_now(self) -> bool:

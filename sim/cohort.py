@@ -66,6 +66,17 @@ class Cohort:
             self.leave_at = self._next_leave()
         return seq.num_computed
 
+    def reorder(self, members: list[Sequence]) -> None:
+        """The members' `order` has changed."""
+        for seq in members:
+            heappush(self._leaves, (seq.leave_clock, not seq.stops_early, seq.order, seq))
+            heappush(self._longest, (-seq.offset, seq.order, seq))
+            full_at = seq.reserved_blocks * self.block_size - seq.offset
+            if full_at > self.clock:
+                heappush(self._covered, (full_at, seq.order, seq))
+            self.last_order = max(self.last_order, seq.order)
+        self.leave_at = self._next_leave()
+
     def _next_leave(self) -> int:
         leaves = self._leaves
         while leaves:

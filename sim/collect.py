@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.cost.base import BatchShape
+from sim.preemptions import preemption_columns
 from sim.result import DecodeSpans, ReplicaResult, RunResult
 from sim.units import to_grid
 
@@ -42,6 +43,7 @@ def collect(simulation: Simulation, wall_seconds: float) -> RunResult:
         wall_seconds=wall_seconds,
         timeline=timeline_columns(simulation),
         steps=step_columns(simulation),
+        preemptions=preemption_columns(simulation.replicas, requests),
         warnings=list(simulation.warnings),
     )
 
@@ -71,12 +73,12 @@ def request_columns(simulation: Simulation) -> dict[str, np.ndarray]:
 def decode_spans(replica: Replica) -> DecodeSpans:
     """The token times of a replica. Spans without a token (a surplus step only) are left out."""
     clock = replica.cohort.clock
-    first, last = replica.spans.column("first"), replica.spans.column("last")
+    first, last = replica.spans.integers("first"), replica.spans.integers("last")
     real = last >= first
     return DecodeSpans(
         ends=replica.times.ends[:clock].copy(),
         calls=replica.times.calls[:clock].copy(),
-        row=replica.spans.column("row")[real],
+        row=replica.spans.integers("row")[real],
         first=first[real],
         last=last[real],
         resumed_row=replica.resumed.column("row").astype(np.int64),

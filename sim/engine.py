@@ -137,7 +137,11 @@ class Simulation:
         self.cluster.left(seq, replica)
         if self._placed:
             self._placed.pop(seq.row, None)
-        self._record(seq, Status.FINISHED, time, seq.num_emitted, replica.index)
+        status = Status.FINISHED
+        if seq.failure is not None:
+            status = Status.FAILED if seq.num_emitted else Status.UNSERVABLE
+            self.reasons[seq.row] = seq.failure
+        self._record(seq, status, time, seq.num_emitted, replica.index)
 
     def _on_impatience(self, seq: Sequence) -> None:
         """The client cancels, or its time-out strikes."""
@@ -207,7 +211,7 @@ class Simulation:
     def _check_all_ended(self) -> None:
         missing = len(self.workload) - len(self.records)
         if missing:
-            stuck = [seq.row for replica in self.replicas for seq in (*replica.waiting, *replica.running.values())]
+            stuck = [seq.row for replica in self.replicas for seq in replica.outstanding()]
             raise RunError(f"{missing} requests never ended (rows {stuck[:5]}...): no event is left to serve them")
 
     # --- the timeline -------------------------------------------------------------------------------------------------

@@ -112,6 +112,8 @@ def write(outcome: Outcome, directory: Path) -> None:
             output.write_columns(folder / "timeline.parquet", outcome.result.timeline)
         if outcome.result.steps is not None:
             output.write_columns(folder / "steps.parquet", outcome.result.steps)
+        if outcome.result.preemptions is not None:
+            output.write_columns(folder / "preemptions.parquet", outcome.result.preemptions)
         if outcome.options.report:
             from sim.report import write_report
 

@@ -25,10 +25,21 @@ class Traits:
     sorted_queue: bool = False  # the waiting queue is sorted by `queue_key`
     preempted_last: bool = False  # preempted sequences go to the end of the waiting queue, not to its front
     decode_spare_blocks: int = 0  # free blocks that each decode must find at its turn, needed or not
+    chunk_needs_block: bool = False  # so must a chunk of a running prefill, unless its prompt fills whole blocks
+    extra_tokens: int = 0  # tokens by which a sequence may outgrow max_model_len before it is stopped
+    drops_unservable: bool = False  # the scheduler drops at their turn prompts beyond the token budget, not the door
+    restarts_output_count: bool = False  # a sequence preempted for recomputation counts its output from zero again
+    looks_at_every_arrival: bool = False  # not only one that becomes the first may change the answer
+    high_water: float = 1.0  # share of the blocks above which the scheduler reclaims (`BatchBuilder.reclaim`)
+    padded: bool = False  # rows of a batch are padded to the longest, compute on when finished, and end together
 
 
 class Scheduler(Protocol):
-    """Decides what one replica executes in the next step. May have an attribute `traits: Traits`."""
+    """Decides what one replica executes in the next step.
+
+    May have an attribute `traits: Traits`, and a method `never_fits(seq, pool_tokens, block_size) -> str | None` that says why a
+    request could not be admitted even on an empty replica.
+    """
 
     def queue_key(self, seq: SequenceView) -> tuple[float, ...] | None:
         """Sort key of the waiting queue, least first, fixed while the sequence waits; None for arrival order.

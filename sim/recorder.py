@@ -21,6 +21,11 @@ def as_floats(column: FloatArray) -> memoryview[float]:
     return memoryview(column)  # type: ignore[arg-type]  # the stubs of NumPy arrays lack the buffer protocol of 3.11
 
 
+def as_integers(column: IntArray) -> memoryview[int]:
+    """A view of a column whose items are Python integers."""
+    return memoryview(column)  # type: ignore[arg-type]  # as above
+
+
 class StepTimes:
     """Ends and scheduling instants of the steps in which a decode cohort advanced, indexed by cohort clock.
 
@@ -76,7 +81,7 @@ class Table:
     def column(self, name: str) -> FloatArray:
         """A copy of one column, as float64 (or int64, in a table of integers)."""
         dtype = np.float64 if self._values.typecode == "d" else np.int64
-        rows = np.frombuffer(self._values, dtype=dtype) if self._values else np.empty(0, dtype)
+        rows: FloatArray = np.frombuffer(self._values, dtype=dtype) if self._values else np.empty(0, dtype)
         return rows.reshape(-1, len(self.columns))[:, self.columns.index(name)].copy()
 
 
@@ -100,6 +105,9 @@ REQUEST_COLUMNS = (
 )
 # Clocks, except phase: (computed - clock) modulo block size. Blocks are taken from clock `first_take` on.
 SPAN_COLUMNS = ("row", "first", "last", "last_scheduled", "phase", "first_take")
+# One row a preemption; `asker` is the row that needed blocks, -1 where the scheduler decided by itself.
+EVICTION_COLUMNS = ("time", "start", "cause", "asker", "row", "num_lost_tokens", "num_freed_blocks")
+READMISSION_COLUMNS = ("row", "num_recomputed_tokens", "num_cached_tokens")
 STEP_COLUMNS = (
     "start_time",
     "duration",

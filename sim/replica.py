@@ -23,14 +23,17 @@ from sim.cohort import Cohort
 from sim.cost.base import BatchShape
 from sim.interfaces import Traits
 from sim.kv.paged import NO_MATCH, Match, PagedKV
-from sim.recorder import SPAN_COLUMNS, STEP_COLUMNS, StepTimes, Table
-from sim.request import NEVER, Phase
-from sim.units import TICK
+from sim.padding import Padding
+from sim.preemptions import Cause, cause_of
+from sim.recorder import EVICTION_COLUMNS, READMISSION_COLUMNS, SPAN_COLUMNS, STEP_COLUMNS, StepTimes, Table
+from sim.request import NEVER, Phase, Sequence
+from sim.units import TICK, to_grid
 from sim.waiting import ArrivalQueue, SortedQueue, WaitingQueue
 
 if TYPE_CHECKING:
     from sim.cost.base import CostModel
     from sim.interfaces import PreemptionPolicy, Scheduler
+    from sim.kv.host import HostMemory
     from sim.request import Sequence
 
 # Adding and subtracting this rounds a float64 to the time grid: its last bit is worth one TICK. Half goes to even, as in
@@ -79,6 +82,8 @@ class Replica:
         self.scheduler = scheduler
         self.traits: Traits = getattr(scheduler, "traits", None) or Traits()
         self.preemption = preemption
+        bound = getattr(preemption, "max_preemptions", None)
+        self.max_preemptions: float = NEVER if bound is None else bound
         self.kv = kv
         self.cost = cost
         self.limits = limits
@@ -90,8 +95,18 @@ class Replica:
         self.times = StepTimes()
         self.spans = Table(SPAN_COLUMNS, "q")
         self.resumed = Table(("row", "time"))
+        self.evictions = Table(EVICTION_COLUMNS)
+        self.readmissions = Table(READMISSION_COLUMNS, "q")
         self.mixed = Table(("clock", "duration", "num_sequences", "context", "max_context"))
         self.waiting: WaitingQueue = self._make_queue()
+        self.host: HostMemory | None = None  # where preempted sequences may be swapped to
+        self.swaps: Callable[[Sequence], bool] | None = None  # whether a victim is swapped; None: all are recomputed
+        self.swapped: deque[Sequence] = deque()  # in host memory, first to come back first
+        self.high_water_spare = kv.num_usable - int(self.traits.high_water * kv.num_usable)  # blocks above the mark
+        self._plan_spare = max(self.traits.decode_spare_blocks, self.high_water_spare)
+        self.empty_call_duration = 0.0  # seconds until the next call after one that changed something but ran nothing
+        self._ask_again = False
+        self._padding = Padding() if self.traits.padded else None
         self.running: dict[int, Sequence] = {}  # by order, oldest admission first
         self.prefills: dict[int, Sequence] = {}
         self.paused: dict[int, Sequence] = {}
@@ -115,6 +130,7 @@ class Replica:
         self._recent: deque[tuple[float, int]] = deque(maxlen=limits.depth + 1)  # (end, tokens) of the latest batches
         # Totals.
         self.num_orders = 0
+        self.num_departures = 0  # sequences that ended, were cancelled or preempted
         self.num_steps = 0
         self.num_tokens = 0
         self.num_planned_steps = 0
@@ -132,13 +148,13 @@ class Replica:
         key = self.scheduler.queue_key
         if self.traits.sorted_queue:
             return SortedQueue(lambda seq: key(seq) or ())
-        return ArrivalQueue(self.traits.preempted_last)
+        return ArrivalQueue(self.traits.preempted_last, self.traits.looks_at_every_arrival)
 
     # --- as others see it ----------------------------------------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting)
+        return len(self.waiting) + len(self.swapped)
 
     @property
     def num_running(self) -> int:
@@ -146,7 +162,11 @@ class Replica:
 
     @property
     def num_outstanding(self) -> int:
-        return len(self.waiting) + len(self.running)
+        return len(self.waiting) + len(self.swapped) + len(self.running)
+
+    def outstanding(self) -> list[Sequence]:
+        """Every sequence of the replica."""
+        return [*self.waiting, *self.swapped, *self.running.values()]
 
     @property
     def kv_usage(self) -> float:
@@ -166,7 +186,7 @@ class Replica:
         return (
             now,
             self.index,
-            len(self.waiting),
+            self.num_waiting,
             len(self.running),
             kv.num_usable - kv.num_free,
             kv.num_idle,
@@ -180,10 +200,11 @@ class Replica:
 
     def unservable(self, seq: Sequence) -> str | None:
         """Why this replica could never serve the sequence, or None; also settles how many tokens it will emit here."""
-        room = self.limits.max_model_len - seq.num_prompt_tokens
+        room = self.limits.max_model_len - seq.num_prompt_tokens + self.traits.extra_tokens
         if room < 1:
             return f"prompt of {seq.num_prompt_tokens} tokens does not fit max_model_len {self.limits.max_model_len}"
-        if not self.limits.chunked_prefill and seq.num_prompt_tokens > self.limits.max_num_batched_tokens:
+        late = self.limits.chunked_prefill or self.traits.drops_unservable
+        if not late and seq.num_prompt_tokens > self.limits.max_num_batched_tokens:
             budget = self.limits.max_num_batched_tokens
             return f"prompt of {seq.num_prompt_tokens} tokens exceeds max_num_batched_tokens {budget} and is not chunked"
         allowed = min(seq.max_output_tokens, room)
@@ -192,7 +213,11 @@ class Replica:
         blocks = -(-(seq.num_prompt_tokens + seq._num_output_tokens - 1) // self.kv.block_size)
         if blocks > self.kv.num_usable:
             return f"needs {blocks} KV blocks at its full length, the replica has {self.kv.num_usable}"
-        return None
+        never_fits = getattr(self.scheduler, "never_fits", None)
+        if never_fits is None:
+            return None
+        reason: str | None = never_fits(seq, self.kv.num_usable * self.kv.block_size, self.kv.block_size)
+        return reason
 
     def submit(self, seq: Sequence, now: float) -> None:
         """A request arrives at the replica."""
@@ -214,6 +239,9 @@ class Replica:
         self.advance(now)
         if seq.phase is Phase.WAITING:
             self.waiting.remove(seq)
+            delivered = seq.num_emitted - (1 if seq.last_end > now else 0)
+        elif seq.phase is Phase.SWAPPED:
+            self._forget_swapped(seq)
             delivered = seq.num_emitted - (1 if seq.last_end > now else 0)
         else:
             delivered = self._leave_running(seq, now)
@@ -256,7 +284,7 @@ class Replica:
         if self._look:
             self._cut(now)
         while self.next_call <= now:
-            if not self.running and not self.waiting:
+            if not self.running and not self.waiting and not self.swapped:
                 self.next_call = self._due = NEVER
                 break
             self._call(now)
@@ -275,6 +303,7 @@ class Replica:
         self.scheduler.schedule(builder)
         builder.finish()
         self._refused = builder.stays_refused
+        self._ask_again = builder.again
         if self.observer:
             self.observer(builder)
         self._launch(builder, now)
@@ -301,7 +330,8 @@ class Replica:
         return not (
             self.prefills
             or self.paused
-            or (self.waiting and not self._refused)
+            or ((self.waiting or self.swapped) and not self._refused)
+            or self._ask_again
             or self.cohort.size > self.limits.max_num_batched_tokens
             or self.step_by_step
         )
@@ -313,16 +343,19 @@ class Replica:
         unfinished = self._unfinished(now)
         if not size:  # the last tokens are on their way
             self.next_call = unfinished[0] if unfinished else NEVER
-            self._due = self.next_call if self.waiting else NEVER
+            self._due = self.next_call if self.waiting or self.swapped else NEVER
             return True
         limit = min(self._horizon, min(cohort.leave_at, cohort.cover_at) - first)
-        steps = cohort.steps_within(self.kv.num_free - self.traits.decode_spare_blocks, limit)
+        steps = cohort.steps_within(self.kv.num_free - self._plan_spare, limit)
         if steps < 1:
             return False
         end = first + steps
         times.reserve(end + self.limits.depth)
         ends = times.ends[first:end]
-        durations = self.cost.decode_times(size, cohort.computed + size, cohort.max_computed() + 1, steps)
+        if self._padding is None:
+            durations = self.cost.decode_times(size, cohort.computed + size, cohort.max_computed() + 1, steps)
+        else:
+            durations = self._padding.decode_times(self, steps)
         np.add(durations, GRID_SHIFT, out=ends)
         np.subtract(ends, GRID_SHIFT, out=ends)
         self._plan_start = unfinished[-1] if unfinished else now
@@ -332,7 +365,8 @@ class Replica:
         self.planned = end
         self.num_plans += 1
         self._horizon = min(4 * self._horizon, MAX_HORIZON)
-        self._due = self._next_return() if end == cohort.leave_at and not self.waiting else self.next_call
+        alone = not self.waiting and not self.swapped
+        self._due = self._next_return() if end == cohort.leave_at and alone else self.next_call
         return True
 
     def _next_return(self) -> float:
@@ -412,11 +446,14 @@ class Replica:
         chunks = builder.chunks
         unfinished = self._unfinished(now)
         if not size and not chunks:
-            self.next_call = unfinished[0] if unfinished else NEVER
+            self.next_call = unfinished[0] if unfinished else self._after_empty_call(builder, now)
             return
         shape = self._shape(size, chunks)
         start = unfinished[-1] if unfinished else now
-        duration = self.cost.step_time(shape) + GRID_SHIFT - GRID_SHIFT
+        seconds = self.cost.step_time(shape if self._padding is None else self._padding.shape(self, size, chunks))
+        if builder.num_copied_blocks:
+            seconds += self._copy_duration(builder)
+        duration = seconds + GRID_SHIFT - GRID_SHIFT
         end = start + duration
         if self.steps is not None:
             self._log_step(shape, start, duration, builder)
@@ -428,6 +465,8 @@ class Replica:
         for seq, tokens in chunks:
             self._account_chunk(seq, start, end, size + len(chunks))
             self.num_tokens += tokens
+        for seq in builder.swapped_in:
+            self._account_return(seq, end if size else now)
         self.busy_time += duration
         self.num_steps += 1
         self.num_tokens += size
@@ -435,6 +474,16 @@ class Replica:
         if self.sampled:
             self._recent.append((end, size + shape.num_prefill_tokens))
         self.next_call = now if len(unfinished) + 1 < self.limits.depth else (unfinished[0] if unfinished else end)
+
+    def _after_empty_call(self, builder: BatchBuilder, now: float) -> float:
+        """Instant of the call after one without a batch: soon if it changed something, else not before something happens."""
+        if builder.again or builder.num_preempted or builder.dropped:
+            return now + to_grid(self.empty_call_duration + self._copy_duration(builder))
+        return NEVER
+
+    def _copy_duration(self, builder: BatchBuilder) -> float:
+        """Seconds for which the copies between GPU and host delay the step."""
+        return 0.0 if self.host is None else builder.num_copied_blocks * self.host.seconds_per_block
 
     def _advance_one(self, now: float, end: float) -> None:
         clock = self.cohort.clock
@@ -477,9 +526,17 @@ class Replica:
         seq.num_emitted += 1
         self._join(seq)
 
+    def _account_return(self, seq: Sequence, time: float) -> None:
+        """A swapped decode has its next token at `time`; a prefill is accounted for with its last chunk."""
+        if seq.phase is not Phase.PREFILL and seq.evicted_time != NEVER:
+            seq.preempted_duration += time - seq.evicted_time
+            seq.evicted_time = NEVER
+
     def _join(self, seq: Sequence) -> None:
         """Become a decode: work out the clock of the last token, and when the scheduler stops asking for it."""
         cohort = self.cohort
+        if seq.reserved_blocks and seq.reserved_blocks <= -(-seq.num_computed // self.kv.block_size):
+            seq.reserved_blocks = 0  # a reserve that is full already changes nothing, but would cut plans
         left = seq._num_output_tokens - seq.num_emitted
         seq.end_clock = cohort.clock + left - 1
         seq.leave_clock = cohort.clock + left + (self.limits.depth - 1 if seq.stops_early else 0)
@@ -507,6 +564,7 @@ class Replica:
                 self.num_hit_tokens += num_cached_tokens
         else:
             seq.num_recomputed += seq.num_known - num_cached_tokens
+            self.readmissions.append((seq.row, seq.num_known - num_cached_tokens, num_cached_tokens))
 
     def match(self, seq: Sequence) -> Match:
         """Prefix-cache look-up for a waiting sequence: at least one known token is left to compute."""
@@ -531,32 +589,128 @@ class Replica:
         for _, _, tokens, seq in sorted(pending):
             self.kv.register(seq, tokens)
 
+    def own(self, view: SequenceView) -> Sequence:
+        """The sequence behind a policy's view."""
+        assert isinstance(view, Sequence)
+        return view
+
     def num_computed(self, seq: Sequence) -> int:
         """Tokens whose KV is scheduled."""
         return seq.offset + self.cohort.clock if seq.phase is Phase.DECODE else seq.num_computed
 
     def choose_victim(self) -> Sequence:
-        """Ask the preemption policy for one of the running sequences."""
+        """Ask the preemption policy for one of the running sequences, those that were preempted often enough left out."""
         candidates = list(self.running.values())
+        if self.max_preemptions < NEVER:
+            candidates = [seq for seq in candidates if seq.num_preemptions < self.max_preemptions] or candidates
+        if self._padding is not None:
+            candidates = [seq for seq in candidates if seq not in self._padding.held_back]
+        size = self.kv.block_size
         for seq in candidates:
             if seq.phase is Phase.DECODE:
                 seq.num_computed = seq.offset + self.cohort.clock
+            seq.num_blocks = max(-(-seq.num_computed // size), seq.reserved_blocks)
         chosen = self.preemption.victim(candidates)
         return self.running[chosen.order]
+
+    def whole_length(self, seq: Sequence) -> int:
+        """Most tokens of KV that the sequence may come to hold, as far as anybody can know, and at most all there are."""
+        declared = min(seq.num_prompt_tokens + seq.max_output_tokens, self.limits.max_model_len)
+        return min(declared, self.kv.num_usable * self.kv.block_size)
 
     def evict(self, seq: Sequence, now: float, took_token: bool) -> None:
         """Carry out a preemption: blocks freed, computed tokens 0, back into the waiting queue."""
         was_prefill = seq.phase is Phase.PREFILL
+        lost, free = self.num_computed(seq) + took_token, self.kv.num_free
         self._leave_running(seq, now, took_token)
+        self._log_eviction(seq, now, lost, self.kv.num_free - free)
         seq.evicted_time = max(now, seq.last_end) if seq.evicted_time == NEVER else seq.evicted_time
         if was_prefill:
             seq.last_end = 0.0  # nothing to wait for: a chunk in flight returns no token
         seq.num_known = seq.num_prompt_tokens + seq.num_emitted
+        if self.traits.restarts_output_count and not seq.stops_early:
+            room = self.limits.max_model_len - seq.num_prompt_tokens + self.traits.extra_tokens
+            seq._num_output_tokens = min(seq.num_emitted + seq.max_output_tokens, room)
         seq.num_computed = 0
         seq.num_preemptions += 1
         self.num_preemptions += 1
         seq.phase = Phase.WAITING
         self.waiting.push_preempted(seq)
+
+    def num_held(self, seq: Sequence) -> int:
+        """Blocks that the sequence holds, or held when it was swapped out."""
+        return max(-(-self.num_computed(seq) // self.kv.block_size), seq.reserved_blocks)
+
+    def swap_out(self, seq: Sequence, num_blocks: int, now: float, took_token: bool) -> None:
+        """Carry out a preemption by swapping: GPU blocks freed, computed tokens kept, to the end of the swapped queue."""
+        free, reserved = self.kv.num_free, seq.reserved_blocks
+        was_prefill = seq.phase is Phase.PREFILL
+        self._leave_running(seq, now, took_token)
+        seq.reserved_blocks = reserved
+        self._log_eviction(seq, now, 0, self.kv.num_free - free)
+        if was_prefill:
+            seq.last_end = 0.0
+        seq.evicted_time = max(now, seq.last_end) if seq.evicted_time == NEVER else seq.evicted_time
+        seq.num_preemptions += 1
+        self.num_preemptions += 1
+        seq.phase = Phase.SWAPPED
+        self.swapped.append(seq)
+
+    def swap_in(self, seq: Sequence, num_blocks: int, now: float) -> int:
+        """The first swapped sequence runs again, on `num_blocks` fresh blocks; return how many were copied from the host."""
+        assert self.host is not None and self.swapped[0] is seq
+        self.swapped.popleft()
+        copied = self.num_held(seq)
+        self.host.copy_in(copied)
+        self.readmissions.append((seq.row, 0, seq.num_computed))
+        self.kv.place(seq, num_blocks)
+        seq.order = self.num_orders
+        self.num_orders += 1
+        self.running[seq.order] = seq
+        seq.token_time_sum = seq.num_computed * now
+        if seq.content is not None and seq.content.reaches_outputs:
+            self.kv.growing[seq.order] = seq
+        if seq.num_computed < seq.num_known:
+            seq.block_time_sum = num_blocks * now
+            seq.phase = Phase.PREFILL
+            self.prefills[seq.order] = seq
+        else:
+            seq.block_time_sum = copied * now  # the block of the coming token is taken by the decode step
+            self._join(seq)
+        return copied
+
+    def _forget_swapped(self, seq: Sequence) -> None:
+        assert self.host is not None
+        self.swapped.remove(seq)
+        self.host.forget(self.num_held(seq))
+
+    def drop(self, seq: Sequence, reason: str, now: float) -> None:
+        """Give up a sequence that the scheduler took from the waiting queue."""
+        if seq.evicted_time != NEVER:
+            seq.preempted_duration += max(0.0, now - seq.evicted_time)
+        seq.failure = reason
+        seq.phase = Phase.ENDED
+        self.num_departures += 1
+        self.on_end(seq, now, self)
+
+    def reorder(self, running: list[Sequence]) -> None:
+        """Bring the running list into this order."""
+        if all(seq is other for seq, other in zip(running, self.running.values(), strict=True)):
+            return
+        growing = [seq for seq in running if seq.order in self.kv.growing]
+        for seq in running:
+            seq.order = self.num_orders
+            self.num_orders += 1
+        self.running = {seq.order: seq for seq in running}
+        self.prefills = {seq.order: seq for seq in running if seq.phase is Phase.PREFILL}
+        self.paused = {seq.order: seq for seq in running if seq.phase is Phase.PAUSED}
+        self.kv.growing = {seq.order: seq for seq in growing}
+        self.cohort.reorder([seq for seq in running if seq.phase is Phase.DECODE])
+
+    def _log_eviction(self, seq: Sequence, now: float, num_lost_tokens: int, num_freed_blocks: int) -> None:
+        asker, start = self.builder.asker, max(now, seq.last_end)
+        cause, row = (Cause.SCHEDULER, -1) if asker is None else (cause_of(asker), asker.row)
+        self.evictions.append((now, start, cause, row, seq.row, num_lost_tokens, num_freed_blocks))
 
     def _leave_running(self, seq: Sequence, now: float, took_token: bool = False) -> int:
         """Take a sequence out of every running structure and free its blocks; return its tokens delivered by `now`."""
@@ -613,17 +767,31 @@ class Replica:
             self._refused = False
         while self.finishing and self.finishing[0][0] <= now:
             time, _, seq = heappop(self.finishing)
+            if self._padding is None or seq.order not in self.running:
+                self._end(time, seq)
+            else:
+                self._end_together(time, seq)
+        if self._padding is not None and self._padding.held_back:
+            self._end_together(now, None)
+
+    def _end_together(self, time: float, done: Sequence | None) -> None:
+        """A sequence of a padded batch is finished, or the batch may have shrunk to its finished ones."""
+        assert self._padding is not None
+        for seq in self._padding.finished(self, done):
             self._end(time, seq)
 
     def _end(self, time: float, seq: Sequence) -> None:
         if seq.phase is Phase.WAITING:  # preempted with its last token in flight
             self.waiting.remove(seq)
             seq.preempted_duration += max(0.0, time - seq.evicted_time)
+        elif seq.phase is Phase.SWAPPED:
+            self._forget_swapped(seq)
+            seq.preempted_duration += max(0.0, time - seq.evicted_time)
         else:
             del self.running[seq.order]
             self._free(seq, time, False, ended=True)
         seq.phase = Phase.ENDED
-        if self.waiting:
+        if self.waiting or self.swapped:
             self._refused = False
             self._look = True
         self.on_end(seq, time, self)
@@ -636,13 +804,14 @@ class Replica:
             registered = seq.num_prompt_tokens + seq.num_emitted - 1  # the KV of the last token is never computed
         else:
             registered = self._registered(seq, computed, now)
-        self._count_shared(now)
+        self.count_shared(now)
         if self.kv.growing:
             self.register_growing()
         self.kv.release(seq, held, registered, ended)
         if self.kv.growing:
             self.kv.growing.pop(seq.order, None)
         seq.reserved_blocks = 0
+        self.num_departures += 1
         self.block_seconds += held * now - seq.block_time_sum
         self.token_seconds += computed * now - seq.token_time_sum
 
@@ -658,7 +827,8 @@ class Replica:
         in_flight = last_end > now and self.limits.depth > 1  # a synchronous engine knows the token that it feeds
         return max(seq.num_known, computed - in_flight)
 
-    def _count_shared(self, now: float) -> None:
+    def count_shared(self, now: float) -> None:
+        """Integrate the shared references up to `now`; called before anything that changes them."""
         self.shared_block_seconds += self.kv.num_shared_extra * (now - self._shared_since)
         self._shared_since = now
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sim.kv.content import Content
     from sim.kv.paged import Held
+    from sim.speculative_replica import SpecState
 
 NEVER = float("inf")
 
@@ -25,6 +26,8 @@ class Phase(IntEnum):
     PAUSED = 3  # running, decoding, but left out of the last step (budget spent before its turn)
     DRAINING = 4  # running for the books: its last token is scheduled, not yet returned
     ENDED = 5
+    SWAPPED = 7  # its KV lies in host memory
+    VERIFY = 6  # running, decoding with drafts: followed by itself, never a member of the cohort
 
 
 class Sequence:
@@ -39,7 +42,9 @@ class Sequence:
         "cached_at_admission",
         "content",
         "end_clock",
+        "entered_time",
         "evicted_time",
+        "failure",
         "first_scheduled_time",
         "first_token_time",
         "held",
@@ -47,6 +52,7 @@ class Sequence:
         "last_end",
         "leave_clock",
         "max_output_tokens",
+        "num_blocks",
         "num_computed",
         "num_emitted",
         "num_known",
@@ -65,10 +71,13 @@ class Sequence:
         "reserved_blocks",
         "row",
         "running_at_first_token",
+        "speculation",
         "stops_early",
         "tenant",
         "token_time_sum",
     )
+
+    speculation: SpecState  # set by replicas that speculate, absent elsewhere
 
     def __init__(
         self, row: int, arrival_time: float, num_prompt_tokens: int, num_output_tokens: int, max_output_tokens: int
@@ -97,9 +106,12 @@ class Sequence:
         self.last_end = 0.0  # end of the last step with it, outside the cohort
         self.content: Content | None = None  # what its blocks hold, for the prefix cache
         self.held: list[Held] = []  # registered blocks it references, in order
+        self.failure: str | None = None  # why the replica gave it up
         self.reserved_blocks = 0  # blocks it holds at least, however few its computed tokens need
         self.cached_at_admission = -1  # prefix-cache tokens at first admission, -1 before
         self.prefix_tokens = 0  # prefix-cache tokens of the latest admission
+        self.entered_time = NEVER  # of the latest admission to the running list
+        self.num_blocks = 0  # blocks it holds, as of the latest search for a victim
         self.num_preemptions = 0
         self.num_recomputed = 0
         self.first_scheduled_time = NEVER

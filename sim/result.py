@@ -82,4 +82,5 @@ class RunResult:
     wall_seconds: float
     timeline: dict[str, np.ndarray] | None = None
     steps: dict[str, np.ndarray] | None = None
+    preemptions: dict[str, np.ndarray] | None = None  # one row a preemption (sim/preemptions.py)
     warnings: list[str] = field(default_factory=list)

@@ -55,8 +55,12 @@ class SequenceView(RequestView, Protocol):
         """Tokens whose KV is scheduled (0 while waiting)."""
 
     @property
+    def num_blocks(self) -> int:
+        """KV blocks that it holds, shared ones included; up to date when a preemption policy is asked."""
+
+    @property
     def num_emitted(self) -> int:
-        """Output tokens scheduled so far."""
+        """Output tokens scheduled so far, as of its latest admission or return to the queue."""
 
     @property
     def num_preemptions(self) -> int: ...

@@ -35,8 +35,9 @@ class WaitingQueue(Protocol):
 class ArrivalQueue:
     """First come, first served; preempted sequences go to the front, or to the end like a new arrival."""
 
-    def __init__(self, preempted_last: bool = False) -> None:
+    def __init__(self, preempted_last: bool = False, look_at_all: bool = False) -> None:
         self._queue: deque[Sequence] = deque()
+        self._look_at_all = look_at_all
         self.peek = lambda: self._queue[0]
         self.pop = self._queue.popleft
         self.remove = self._queue.remove
@@ -44,7 +45,13 @@ class ArrivalQueue:
 
     def push(self, seq: Sequence) -> bool:
         self._queue.append(seq)
-        return len(self._queue) == 1
+        return self._look_at_all or len(self._queue) == 1
+
+    def sort(self, key: Callable[[Sequence], Key]) -> None:
+        """Bring the queue as it stands into the order of a key; later arrivals go to its end again."""
+        ordered = sorted(self._queue, key=key)
+        self._queue.clear()
+        self._queue.extend(ordered)
 
     def restore(self, skipped: list[Sequence]) -> None:
         self._queue.extendleft(reversed(skipped))

@@ -5,5 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from policies.block_allocator.paged import Paged
+from policies.block_allocator.radix import Radix
 
-BLOCK_ALLOCATORS: dict[str, Callable[..., object]] = {"paged": Paged}
+BLOCK_ALLOCATORS: dict[str, Callable[..., object]] = {"paged": Paged, "radix": Radix}

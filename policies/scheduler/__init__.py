@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from policies.scheduler.fcfs import Fcfs
 from policies.scheduler.priority import Priority
+from policies.scheduler.sglang import SGLang
 from sim.interfaces import Scheduler
 
-SCHEDULERS: dict[str, Callable[..., Scheduler]] = {"fcfs": Fcfs, "priority": Priority}
+SCHEDULERS: dict[str, Callable[..., Scheduler]] = {"fcfs": Fcfs, "priority": Priority, "sglang": SGLang}

@@ -50,9 +50,9 @@ class PrefillBudget:
         """Tokens that nobody is expected to need."""
         return self._available() - self._total_offset
 
-    def verdict(self) -> Verdict:
+    def verdict(self, locking: int = 0) -> Verdict:
         """Whether another request may be tried: memory first, then the input and chunk budgets."""
-        if self.total_left <= 0 or self._available() - self._current_offset <= 0:
+        if self.total_left - locking <= 0 or self._available() - locking - self._current_offset <= 0:
             return Verdict.NO_TOKEN
         spent = self.input_left <= 0 or (self.chunk_left is not None and self.chunk_left <= 0)
         return Verdict.OTHER if spent else Verdict.CONTINUE
@@ -66,10 +66,13 @@ class PrefillBudget:
         self._charge(tokens, min(max_new, CLIP_MAX_NEW_TOKENS) if tokens == remaining else 0)
         return tokens
 
-    def try_add(self, uncached: int, max_new: int, generated: int) -> tuple[int, Verdict]:
-        """Tokens given to a new request (0: refused) and the verdict. Its cached prefix must be locked already."""
+    def try_add(self, uncached: int, max_new: int, generated: int, locking: int = 0) -> tuple[int, Verdict]:
+        """Tokens given to a new request (0: refused) and the verdict.
+
+        `locking`: idle tokens of its cached prefix that count as available still; 0 where they are locked already.
+        """
         expected = uncached + min(max_new - generated, CLIP_MAX_NEW_TOKENS) + self._page
-        if expected >= self.total_left:
+        if expected >= self.total_left - locking:
             return 0, Verdict.NO_TOKEN
         if self.chunk_left is None:
             if self.num_admitted and self._pages(uncached) >= self.input_left:
@@ -83,7 +86,7 @@ class PrefillBudget:
                 return 0, Verdict.OTHER
         whole = tokens == uncached
         self._charge(tokens, min(max_new, CLIP_MAX_NEW_TOKENS) if whole else 0)
-        return tokens, self.verdict()
+        return tokens, self.verdict(locking)
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self._page) * self._page

@@ -100,15 +100,14 @@ def fit_profile(tables: Tables, gpu_name: str, date: str, other_backends: bool =
     With `other_backends` the same formulas are fitted to sglang and trtllm too, for their errors only.
     """
     builder = _Builder(tables, load_gpu(gpu_name))
-    sections: dict[str, dict[Any, Any]] = {
-        "gemm": _gemm_section(builder),
-        **_attention_sections(builder),
+    sections: dict[str, dict[Any, Any]] = {"gemm": _gemm_section(builder), **_attention_sections(builder)}
+    if not sections["gemm"] or not sections["decode_attention"]:
+        raise InputError(f"{tables.folder}: no gemm or decode attention rows of GPU '{builder.gpu.name}' by vllm")
+    sections |= {
         "moe": _moe_section(builder),
         "all_reduce": _collective_section(builder),
         "small_ops": _small_section(builder),
     }
-    if not sections["gemm"] or not sections["decode_attention"]:
-        raise InputError(f"{tables.folder}: no gemm or decode attention rows of GPU '{builder.gpu.name}' by vllm")
     if other_backends:
         for backend in OTHER_BACKENDS:
             _score_backend(builder, backend)

@@ -74,12 +74,15 @@ def _show(errors: Sequence[Any], notes: Sequence[str], as_json: bool) -> None:
         rows = [{**row, "limit": limit_of(row["operation"], row["dtype"])} for row in errors]
         typer.echo(json.dumps({"errors": rows, "notes": list(notes)}, indent=2))
         return
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="error on held-out shapes: |predicted / measured - 1|", title_justify="left")
-    for header in ("operation", "type", "backend", "shapes", "rows", "median", "p90", "bias", "limit"):
-        table.add_column(header, justify="left" if header in ("operation", "type", "backend") else "right")
+    title = "error on held-out shapes: |predicted / measured - 1|"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for header in ("operation", "backend", "shapes", "median", "p90", "bias", "limit"):
+        left = header in ("operation", "backend")
+        table.add_column(header, justify="left" if left else "right", no_wrap=True)
     for row in errors:
         table.add_row(*_row(row))
     Console().print(table)
@@ -89,7 +92,6 @@ def _show(errors: Sequence[Any], notes: Sequence[str], as_json: bool) -> None:
 
 def _row(row: dict[str, Any]) -> list[str]:
     limit = limit_of(row["operation"], row["dtype"])
-    verdict = "-" if limit is None else f"{limit:.0%} {'ok' if row['median'] <= limit else 'missed'}"
+    verdict = "-" if limit is None else f"{limit:.0%} {'ok' if row['median'] <= limit else 'over'}"
     shares = [f"{row[key]:.1%}" for key in ("median", "p90", "bias")]
-    counts = [str(row["num_keys"]), str(row["num_rows"])]
-    return [row["operation"], row["dtype"], row["backend"], *counts, *shares, verdict]
+    return [f"{row['operation']} {row['dtype']}", row["backend"], str(row["num_keys"]), *shares, verdict]

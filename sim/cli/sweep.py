@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sim.cli.text import plural, seconds, share, significant
 from sim.errors import RunError
+from sim.study.text import aligned
 
 if TYPE_CHECKING:
     from sim.study.sweep import SweepOutcome
+
+_METRICS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("ttft.p50", "TTFT p50", seconds),
+    ("ttft.p99", "TTFT p99", seconds),
+    ("tpot.p99", "TPOT p99", seconds),
+    ("e2e.p99", "E2E p99", seconds),
+    ("output_token_throughput", "tokens/s out", significant),
+    ("slo_attainment", "SLO", share),
+    ("cost.price", "USD", significant),
+)
+_MAX_LINES = 60
 
 
 def command(
@@ -38,9 +52,7 @@ def command(
     if as_json:
         _print_json(outcome)
     elif not quiet:
-        from sim.study.print_sweep import print_sweep
-
-        print_sweep(outcome)
+        _print(outcome)
     _check(outcome)
 
 
@@ -49,6 +61,68 @@ def _print_json(outcome: SweepOutcome) -> None:
 
     found = {"failed_runs": outcome.failed_runs, "failed_expectations": outcome.failures, "rows": outcome.rows}
     print(json_text({"directory": str(outcome.directory), **found}), end="")
+
+
+def _print(outcome: SweepOutcome) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(Text(_heading(outcome)))
+    head, *lines = aligned(_table(outcome))
+    console.print(Text(head, style="dim"))
+    for line in lines:
+        console.print(Text(line))
+    if len(outcome.points) > _MAX_LINES:
+        console.print(Text(f"... and {len(outcome.points) - _MAX_LINES} more points in the file", style="dim"))
+    for warning in _warnings(outcome):
+        console.print(Text.assemble(("warning  ", "yellow"), warning))
+    expected = len(outcome.study.config.expect)
+    if expected:
+        held = "all hold" if not outcome.failures else f"{len(outcome.failures)} do not hold"
+        console.print(Text(f"expectations: {expected}, {held}"))
+    console.print(Text(f"written to {outcome.directory / 'results.parquet'}", style="dim"))
+
+
+def _heading(outcome: SweepOutcome) -> str:
+    reused = f", {outcome.num_reused} of them from before" if outcome.num_reused else ""
+    runs = plural(len(outcome.rows), "run")
+    return f"{outcome.study.config.name}: {plural(len(outcome.points), 'point')}, {runs}{reused}\n"
+
+
+def _table(outcome: SweepOutcome) -> list[list[str]]:
+    """Titles, then a line a point: its values, and means over its replications of what people ask for first."""
+    from sim.study.points import short_names, shown
+
+    names = short_names(outcome.points[0].values)
+    columns = [*_METRICS, *((name, name, significant) for name in outcome.study.config.columns)]
+    known = [column for column in columns if any(row.get(column[0]) is not None for row in outcome.rows)]
+    table = [[*names.values(), *(title for _, title, _ in known)]]
+    for point in outcome.points[:_MAX_LINES]:
+        table.append([*(shown(point.values[key]) for key in names), *_cells(outcome, point.index, known)])
+    return table
+
+
+def _cells(outcome: SweepOutcome, point: int, columns: Sequence[tuple[str, str, Callable[[Any], str]]]) -> list[str]:
+    from sim.study.table import means
+
+    rows = [row for row in outcome.rows if row["point"] == point]
+    if any(row["run_status"] == "failed" for row in rows):
+        return ["failed", *[""] * (len(columns) - 1)] if columns else []
+    names = means(rows)
+    return [text(names.get(metric)) for metric, _, text in columns]
+
+
+def _warnings(outcome: SweepOutcome) -> list[str]:
+    """Warnings that all runs share, and how many have others."""
+    finished = [row for row in outcome.rows if row["run_status"] == "finished"]
+    texts = [set((row.get("warnings") or "").split("\n")) - {""} for row in finished]
+    if not texts:
+        return []
+    shared = set.intersection(*texts)
+    others = sum(1 for text in texts if text - shared)
+    more = [f"{plural(others, 'run')} of {len(texts)} have warnings of their own (column warnings)"] if others else []
+    return [*sorted(shared), *more]
 
 
 def _check(outcome: SweepOutcome) -> None:

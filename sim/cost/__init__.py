@@ -11,6 +11,7 @@ from sim.cost.constant import ConstantCost
 from sim.cost.fitted import FittedCost, FittedParameters
 from sim.cost.profile import fitted_names, load_fitted
 from sim.cost.roofline import RooflineCost, RooflineParameters
+from sim.cost.tabulated import TabulatedCost
 from sim.errors import InputError, nearest, unknown_name
 from sim.hardware import HardwareProfile
 from sim.model import ModelSpec
@@ -84,10 +85,17 @@ def _fitted(context: CostContext, params: Mapping[str, Any]) -> ExplainingCostMo
     )
 
 
+def _tabulated(context: CostContext, params: Mapping[str, Any]) -> ExplainingCostModel:
+    if not isinstance(params.get("table"), str):
+        raise InputError("cost_model: kind tabulated needs table: the path of a CSV with phase,num_tokens,seconds")
+    return checked_parameters(TabulatedCost, params)
+
+
 COST_MODELS: dict[str, Callable[[CostContext, Mapping[str, Any]], ExplainingCostModel]] = {
     "constant": _constant,
     "roofline": _roofline,
     "fitted": _fitted,
+    "tabulated": _tabulated,
 }
 
 
@@ -126,7 +134,7 @@ def default_kind(gpu: HardwareProfile) -> str:
 
 def checked_parameters(kind: Callable[..., Parameters], params: Mapping[str, Any]) -> Parameters:
     """An instance of the dataclass `kind`; an `InputError` names a wrong key and the known ones, or a wrong type."""
-    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    known = {f.name: f for f in fields(kind) if f.init}  # type: ignore[arg-type]
     for key, value in params.items():
         if key not in known:
             raise InputError(f"cost_model: unknown key '{key}'{nearest(key, known)}; known: {', '.join(known)}")

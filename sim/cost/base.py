@@ -19,7 +19,8 @@ class BatchShape(NamedTuple):
     A prefill chunk of n tokens over m tokens already computed contributes n to `num_prefill_tokens`, 1 to
     `num_prefill_sequences`, n*m + n*(n+1)/2 to `prefill_pairs` (query-key pairs under a causal mask) and m+n to
     `prefill_context`. A decode of a sequence whose context is c tokens *including the token being fed* contributes 1 to
-    `num_decode_sequences` and c to `decode_context`.
+    `num_decode_sequences` and c to `decode_context`. Where a decode also verifies d drafts, c includes them, d is added to
+    `num_draft_tokens`, and d*c - d*(d+1)/2 to `draft_pairs` (pairs of all its rows but one of c; the cache is read once).
     """
 
     num_prefill_tokens: int = 0
@@ -29,6 +30,8 @@ class BatchShape(NamedTuple):
     num_decode_sequences: int = 0
     decode_context: int = 0  # sum of context lengths of the decodes, the fed token included
     max_context: int = 0  # longest context in the batch, prefill or decode
+    num_draft_tokens: int = 0  # query rows of the decodes beyond one each: drafts that are verified
+    draft_pairs: int = 0  # query-key pairs of those rows
 
 
 class CostModel(Protocol):

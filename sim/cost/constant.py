@@ -25,6 +25,7 @@ class ConstantCost:
     per_prefill_token: float = 0.0
     per_sequence: float = 0.0
     per_context_token: float = 0.0  # of all sequences, prefill chunks included
+    per_draft_token: float = 0.0  # drafts that are verified
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -37,7 +38,8 @@ class ConstantCost:
         num_sequences = shape.num_prefill_sequences + shape.num_decode_sequences
         context = float(shape.prefill_context + shape.decode_context)
         base = self.step_duration + self.per_sequence * num_sequences
-        return base + self.per_prefill_token * shape.num_prefill_tokens + self.per_context_token * context
+        time = base + self.per_prefill_token * shape.num_prefill_tokens + self.per_context_token * context
+        return time + self.per_draft_token * shape.num_draft_tokens
 
     def decode_times(self, num_sequences: int, context: int, max_context: int, num_steps: int) -> FloatArray:
         base = self.step_duration + self.per_sequence * num_sequences

@@ -106,12 +106,14 @@ class FittedCost:
         self._grow_contexts(min(model.max_position or 8192, 32768))
 
     def step_time(self, shape: BatchShape) -> float:
-        num_tokens, num_prefills, pairs, prefill_context, num_decodes, context, longest = shape
-        if num_tokens + num_decodes >= self._num_rows:
-            self._grow(num_tokens + num_decodes)
+        num_tokens, num_prefills, pairs, prefill_context, num_decodes, context, longest, num_drafts, _ = shape
+        if num_tokens + num_decodes + num_drafts >= self._num_rows:
+            self._grow(num_tokens + num_decodes + num_drafts)
         if longest >= self._num_contexts:
             self._grow_contexts(longest)
         tables = self._tables
+        if num_drafts:
+            return self._verify_time(shape)
         if num_tokens == 0:
             return self._reading(num_decodes, context) + self._serial[longest] + tables.decode[num_decodes]
         time = tables.mixed[num_tokens + num_decodes] + tables.rows[num_prefills + num_decodes]
@@ -138,8 +140,11 @@ class FittedCost:
 
     def breakdown(self, shape: BatchShape) -> dict[str, dict[str, float | str]]:
         """Seconds, FLOPs and bytes by operation (0 where unknown); the seconds add up to `step_time`."""
-        tokens = np.array([float(shape.num_prefill_tokens + shape.num_decode_sequences)])
-        rows = np.array([float(shape.num_prefill_sequences + shape.num_decode_sequences)])
+        decoded = shape.num_decode_sequences + shape.num_draft_tokens
+        tokens, rows = (
+            np.array([float(shape.num_prefill_tokens + decoded)]),
+            np.array([float(shape.num_prefill_sequences + decoded)]),
+        )
         timed = [(part, tokens) for part in self._operations.by_tokens(self._padded(tokens))]
         timed += [(part, rows) for part in self._operations.by_rows(rows)]
         result = {part.name: _entry(part, amount) for part, amount in timed}
@@ -159,6 +164,31 @@ class FittedCost:
             return full
         near = min(float(context), self._window * num_decodes)
         return full + self._read_one(near, num_decodes, self._near_slope)
+
+    def _verify_time(self, shape: BatchShape) -> float:
+        """A step whose decodes verify drafts: every draft is a row of the matrix products and of the LM head."""
+        num_tokens, num_prefills, pairs, prefill_context, num_decodes, _, longest, num_drafts, _ = shape
+        self._coverage.note(
+            "the verification of drafts is not calibrated; their attention reads the cache once a sequence"
+        )
+        tables, num_rows = self._tables, num_decodes + num_drafts
+        time = self._verifying(shape) + self._serial[longest] + tables.floor[num_decodes]
+        if num_tokens == 0:
+            return time + tables.decode[num_rows] - tables.floor[num_rows]
+        time += tables.mixed[num_tokens + num_rows] + tables.rows[num_prefills + num_rows]
+        return time + self._prefill(num_tokens, num_prefills, pairs, prefill_context, longest)
+
+    def _verifying(self, shape: BatchShape) -> float:
+        """Seconds that all layers read the cache of the decodes, or compute the pairs of their drafts if that is more."""
+        reading = self._reading(shape.num_decode_sequences, shape.decode_context)
+        if not shape.num_draft_tokens:
+            return reading
+        pairs, rows = (
+            float(shape.decode_context + shape.draft_pairs),
+            shape.num_decode_sequences + shape.num_draft_tokens,
+        )
+        near = min(pairs, self._window * rows) * self.model.num_sliding_layers
+        return max(reading, (pairs * self.model.num_full_layers + near) * self._per_pair)
 
     def _read_one(self, context: float, num_decodes: int, slope: float) -> float:
         if self._root:
@@ -185,11 +215,11 @@ class FittedCost:
         return time + min(longest, context) * self._per_chunk_token
 
     def _attention_seconds(self, shape: BatchShape) -> float:
-        num_tokens, num_prefills, pairs, prefill_context, num_decodes, context, longest = shape
+        num_tokens, num_prefills, pairs, prefill_context, num_decodes, context, longest, *_ = shape
         launch = self._prefill_kernel.launch if num_tokens else self._decode_kernel.launch
         total = self.model.num_layers * launch
         if num_decodes:
-            total += self._reading(num_decodes, context) + self._serial[longest] + self._tables.floor[num_decodes]
+            total += self._verifying(shape) + self._serial[longest] + self._tables.floor[num_decodes]
         if num_tokens:
             total += self._prefill(num_tokens, num_prefills, pairs, prefill_context, longest)
         return total

@@ -75,14 +75,21 @@ class RooflineCost:
         self._grow(num_rows)
 
     def step_time(self, shape: BatchShape) -> float:
-        num_tokens, num_prefills, pairs, prefill_context, num_decodes, decode_context, _ = shape
-        if num_tokens + num_decodes >= self._size:
-            self._grow(num_tokens + num_decodes)
-        if num_tokens == 0:
+        num_tokens, num_prefills, pairs, prefill_context, num_decodes, decode_context, _, num_drafts, draft_pairs = (
+            shape
+        )
+        num_rows = num_decodes + num_drafts
+        if num_tokens + num_rows >= self._size:
+            self._grow(num_tokens + num_rows)
+        if num_tokens == num_drafts == 0:
             return self._decode_time(num_decodes, decode_context)
-        time = self._token_table[num_tokens + num_decodes] + self._row_table[num_prefills + num_decodes]
-        if num_decodes:
+        time = self._token_table[num_tokens + num_rows] + self._row_table[num_prefills + num_rows]
+        if num_drafts:
+            time += self._verify_attention(num_decodes, decode_context, num_drafts, draft_pairs)
+        elif num_decodes:
             time += self._decode_attention(num_decodes, decode_context)
+        if num_tokens == 0:
+            return time
         return time + self._prefill_attention(num_tokens, num_prefills, pairs, prefill_context)
 
     def decode_times(self, num_sequences: int, context: int, max_context: int, num_steps: int) -> FloatArray:
@@ -101,8 +108,8 @@ class RooflineCost:
 
     def breakdown(self, shape: BatchShape) -> dict[str, dict[str, float | str]]:
         """Seconds, FLOPs, bytes and what bounds it, by operation; the seconds add up to `step_time`."""
-        tokens = float(shape.num_prefill_tokens + shape.num_decode_sequences)
-        rows = float(shape.num_prefill_sequences + shape.num_decode_sequences)
+        decoded = shape.num_decode_sequences + shape.num_draft_tokens
+        tokens, rows = float(shape.num_prefill_tokens + decoded), float(shape.num_prefill_sequences + decoded)
         result: dict[str, dict[str, float | str]] = {}
         for work, amount in [(w, tokens) for w in self._token_work] + [(w, rows) for w in self._row_work]:
             result[work.name] = self._explain(work, amount)
@@ -129,6 +136,17 @@ class RooflineCost:
     def _decode_attention(self, num_decodes: int, context: int) -> float:
         return context * self._slope + min(float(context), self._window * num_decodes) * self._near_slope
 
+    def _verify_attention(self, num_decodes: int, context: int, num_drafts: int, draft_pairs: int) -> float:
+        """Attention of decodes that verify drafts: the cache is read once a sequence, its pairs are computed for every row."""
+        pairs = context + draft_pairs
+        far = max(pairs * self._decode_pair_slope, context * self._read_slope) * self.model.num_full_layers
+        if not self._window:
+            return far
+        near_pairs = min(float(pairs), self._window * (num_decodes + num_drafts))
+        near_context = min(float(context), self._window * num_decodes + num_drafts)
+        near = max(near_pairs * self._decode_pair_slope, near_context * self._read_slope)
+        return far + near * self.model.num_sliding_layers
+
     def _prefill_attention(self, num_tokens: int, num_prefills: int, pairs: int, context: int) -> float:
         far = max(pairs * self._pair_slope, context * self._read_slope) * self.model.num_full_layers
         if not self._window:
@@ -150,7 +168,8 @@ class RooflineCost:
         work = self._attention
         self._read_slope = work.bytes_per_context_token / bandwidth
         self._pair_slope = work.prefill_flops_per_pair / flops
-        decode = max(work.decode_flops_per_pair / flops, self._read_slope)
+        self._decode_pair_slope = work.decode_flops_per_pair / flops
+        decode = max(self._decode_pair_slope, self._read_slope)
         self._slope = decode * self.model.num_full_layers
         self._near_slope = decode * self.model.num_sliding_layers
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from sim.errors import InputError
 from sim.kv.content import Content, Piece, Run, covering
 
 if TYPE_CHECKING:
@@ -193,6 +194,15 @@ class PagedKV:
         if piece.references == 0:
             self._link(upper, before=piece)  # taken from the top: the upper part goes first
         return upper
+
+    def finish_pass(self) -> None:
+        """The scheduler has decided a step."""
+
+    def ordered(self, waiting: list[Sequence], policy: str) -> list[Sequence]:
+        """Waiting sequences in a cache-aware order; block hashes know none but the longest cached prefix first."""
+        if policy != "lpm":
+            raise InputError(f"queue_policy '{policy}' needs a prefix tree: kv_cache: {{allocator: radix}}")
+        return sorted(waiting, key=lambda seq: -self.match(seq.content, seq.num_known - 1).num_tokens)
 
     def register(self, seq: Sequence, num_tokens: int) -> None:
         """Make the shared blocks filled by the first `num_tokens` tokens visible to look-ups."""

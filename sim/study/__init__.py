@@ -1,1 +1,1 @@
-"""Studies: many runs of one question. Sweeps over key paths, comparisons under common random numbers, capacity plans."""
+"""Studies, many runs for one question: sweeps over key paths, comparisons with confidence, capacity plans."""

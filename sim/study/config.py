@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from sim import yamlfile
-from sim.config import Expression, Model, validate
+from sim.config import ExperimentConfig, Expression, Model, validate
 from sim.config_errors import Source
-from sim.config_paths import absolute_paths
-from sim.config_sets import Setting, apply_setting, parse_setting
+from sim.config_paths import absolute_paths, absolute_value
+from sim.config_sets import Setting, apply_setting, parse_key_path, parse_setting
 from sim.errors import InputError
 from sim.yamlfile import YamlFile
 
@@ -75,6 +75,12 @@ class StudyConfig(Model):
         groups = self.zip if isinstance(self.zip, list) else [self.zip]
         return [group for group in groups if group]
 
+    @property
+    def keys(self) -> list[str]:
+        """All key paths that are varied."""
+        zipped = [key for group in self.zips for key in group]
+        return [*self.vary, *zipped, *(self.sample.keys if self.sample else ())]
+
     @model_validator(mode="after")
     def _is_whole(self) -> StudyConfig:
         if (self.base is None) == (self.experiment is None):
@@ -84,8 +90,7 @@ class StudyConfig(Model):
             if len(set(lengths.values())) > 1:
                 shown = ", ".join(f"{key} has {length}" for key, length in lengths.items())
                 raise ValueError(f"zip: the lists of a group must be equally long ({shown})")
-        keys = [*self.vary, *(key for group in self.zips for key in group), *(self.sample.keys if self.sample else ())]
-        twice = sorted({key for key in keys if keys.count(key) > 1})
+        twice = sorted({key for key in self.keys if self.keys.count(key) > 1})
         if twice:
             raise ValueError(f"{twice[0]} is varied twice")
         return self
@@ -112,22 +117,59 @@ def load_study(path: Path, sets: Sequence[str] = ()) -> Study:
     file = yamlfile.read(path)
     if not isinstance(file.values, dict):
         raise InputError(f"{file.name}: must be a mapping with the keys base and vary")
-    config = validate(StudyConfig, {"name": _name_of(path), **file.values}, Source(file))
+    settings = [parse_setting(text) for text in sets]
+    of_study = tuple(setting for setting in settings if setting.path[0] in _STUDY_ONLY)
+    config = _validated({"name": _name_of(path), **file.values}, file, of_study)
     base_dir = path.resolve().parent
     base_file, experiment_dir = _base(config, file, base_dir)
     values = absolute_paths(base_file.values, experiment_dir)
     values.setdefault("name", config.name)
-    settings = tuple(parse_setting(text) for text in sets)
-    for setting in settings:
+    others = tuple(setting for setting in settings if setting not in of_study)
+    for setting in others:
+        _refuse_varied(setting, config)
         apply_setting(values, setting)
-    return Study(config, file, base_dir, values, base_file, settings)
+    return Study(config, file, base_dir, values, base_file, others)
 
 
 def written(study: Study) -> dict[str, Any]:
     """The values of study.yaml: the experiment inline and all paths absolute, so that it runs from anywhere."""
     values = study.config.model_dump(mode="json", exclude_unset=True)
     rest = {key: value for key, value in values.items() if key not in ("name", "base", "experiment")}
+    for key in ("vary", "zip"):
+        if key in rest:
+            rest[key] = _absolute(rest[key], study.base_dir)
+    if rest.get("sample"):
+        rest["sample"] = {**rest["sample"], "keys": _absolute(rest["sample"]["keys"], study.base_dir)}
     return {"name": study.config.name, "experiment": study.base_values, **rest}
+
+
+def _absolute(varied: Any, base_dir: Path) -> Any:
+    """Key path -> values, with absolute paths in the values."""
+    if isinstance(varied, list):
+        return [_absolute(group, base_dir) for group in varied]
+    return {key: _absolute_values(key, values, base_dir) for key, values in varied.items()}
+
+
+def _absolute_values(key: str, values: Any, base_dir: Path) -> Any:
+    if not isinstance(values, list):
+        return values
+    return [absolute_value(parse_key_path(key), value, base_dir) for value in values]
+
+
+# Keys that only a study has: `--set` of one changes the study, of any other the base experiment.
+_STUDY_ONLY = frozenset(StudyConfig.model_fields) - frozenset(ExperimentConfig.model_fields)
+
+
+def _validated(values: dict[str, Any], file: YamlFile, settings: tuple[Setting, ...]) -> StudyConfig:
+    for setting in settings:
+        apply_setting(values, setting)
+    return validate(StudyConfig, values, Source(file, settings))
+
+
+def _refuse_varied(setting: Setting, config: StudyConfig) -> None:
+    key = ".".join(str(part) for part in setting.path)
+    if key in config.keys:
+        raise InputError(f"{setting.flag}: {key} is varied by this study")
 
 
 def _base(config: StudyConfig, file: YamlFile, base_dir: Path) -> tuple[YamlFile, Path]:

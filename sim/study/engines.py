@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,11 +29,20 @@ _CONNECT_TIMEOUT = 10.0  # seconds
 class Engine(Protocol):
     """What the loop over jobs needs to know of the place where they run."""
 
-    num_workers: int
-    writes_here: bool  # workers write into the study's folder themselves
-    died: tuple[type[BaseException], ...]
+    @property
+    def num_workers(self) -> int: ...
 
-    def open(self) -> Any:
+    @property
+    def writes_here(self) -> bool:
+        """Whether workers write into the study's folder themselves."""
+        ...
+
+    @property
+    def died(self) -> tuple[type[BaseException], ...]:
+        """Exceptions of a future that mean that its worker died."""
+        ...
+
+    def open(self) -> AbstractContextManager[Executor]:
         """A context manager that gives the executor."""
         ...
 
@@ -127,7 +136,7 @@ def cluster_engine(address: str) -> Iterator[Engine]:
     except ImportError:
         raise InputError("--cluster needs dask.distributed: pip install 'servesim[cluster]'") from None
     try:
-        client = Client(address, timeout=_CONNECT_TIMEOUT, set_as_default=False)
+        client: Any = Client(address, timeout=_CONNECT_TIMEOUT, set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"--cluster {address}: no scheduler answers there ({_first_line(error)})") from None
     with client:

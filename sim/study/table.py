@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sim.errors import InputError, RunError
@@ -77,10 +78,8 @@ def check_names(study: Study, points: Sequence[Point]) -> None:
         if name in taken:
             raise InputError(f"{study.where('columns', name)}: the table has a column '{name}' already")
     for index, text in enumerate(study.config.expect):
-        try:
+        with suppress(RunError):  # arithmetic on made-up numbers
             evaluate(text, _AnyMetric(), _picker(study, points, [], index))
-        except RunError:
-            pass  # arithmetic on made-up numbers
 
 
 def unmet(study: Study, points: Sequence[Point], rows: Sequence[Row]) -> list[str]:
@@ -91,9 +90,16 @@ def unmet(study: Study, points: Sequence[Point], rows: Sequence[Row]) -> list[st
             found += failures([text], {}, _picker(study, points, rows, index))
             continue
         for point in points:
-            names = _names([row for row in rows if row["point"] == point.index])
-            found += [f"{point.label}: {line}" for line in failures([text], names)]
+            own = [row for row in rows if row["point"] == point.index]
+            found += [f"{point.label}: {line}" for line in _unmet_of_point(text, own)]
     return found
+
+
+def _unmet_of_point(text: str, rows: Sequence[Row]) -> list[str]:
+    try:
+        return failures([text], _names(rows))
+    except RunError as error:
+        return [f"{text}: {error}"]
 
 
 def means(rows: Sequence[Row]) -> Row:
@@ -120,7 +126,7 @@ def _names(rows: Sequence[Row]) -> Row:
 
 
 def _picker(study: Study, points: Sequence[Point], rows: Sequence[Row], index: int) -> RowPicker:
-    """Answers `row(...)` with the means of the rows that have the named values; made-up metrics while there is no row."""
+    """Answers `row(...)` with the means of the rows with those values; made-up metrics while there are no rows."""
 
     def pick(wanted: dict[str, Any]) -> Mapping[str, Any]:
         where = study.where("expect", index)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.validation.case import Case, Collected, request_metrics
+from sim.validation.case import Case, Collected, Observed, request_metrics
 from sim.validation.tables import read_table
 from sim.validation.workloads import replayed
 
@@ -29,7 +29,7 @@ _RUN_COLUMNS = (
     *("experiment", "scope", "model", "workload", "gpu", "tp", "max_model_len", "max_num_batched_tokens"),
     *("max_num_seqs", "kv_blocks_gpu", "kv_block_size", "output_len_requested", "num_failed"),
 )
-_REQUEST_COLUMNS = ("experiment", "arrival_us", "input_tokens", "ok", "ttft_us", "e2e_us")
+_REQUEST_COLUMNS = ("experiment", "stage", "arrival_us", "input_tokens", "ok", "ttft_us", "e2e_us")
 
 
 def collect(folder: Path) -> Collected:
@@ -72,27 +72,34 @@ def _case(run: pd.Series, rows: pd.DataFrame) -> Case:
     arrival = rows["arrival_us"].to_numpy(dtype=np.float64) * 1e-6
     prompt = prompt_lengths(rows["input_tokens"].to_numpy(dtype=np.int64))
     output = np.full(len(rows), int(run["output_len_requested"]), dtype=np.int64)
-    overloaded = str(run["workload"]) == "reasoning"
+    observed = _observed(rows)
     return Case(
         dataset="blis_training",
         name=str(run["experiment"]),
         workload=str(run["workload"]),
         pool=pool_of(run),
         make_workload=lambda seed: replayed(arrival, prompt, output, period=NUM_PROMPTS),
-        measured=_measured(rows, output),
+        measured=_measured(rows, observed, output),
         timeout=CLIENT_TIMEOUT,
-        groups=frozenset({OVERLOADED if overloaded else CLEAN}),
+        groups=frozenset({OVERLOADED if str(run["workload"]) == "reasoning" else CLEAN}),
+        requests=observed,
         notes=("the 8 GiB CPU tier for evicted blocks is not simulated",),
     )
 
 
-def _measured(rows: pd.DataFrame, output: IntArray) -> dict[str, float]:
+def _observed(rows: pd.DataFrame) -> Observed:
     ok = rows["ok"].to_numpy() == 1
-    arrival = rows["arrival_us"].to_numpy(dtype=np.float64) * 1e-6
-    ttft = np.where(ok, rows["ttft_us"].to_numpy(dtype=np.float64) * 1e-6, np.nan)
-    e2e = np.where(ok, rows["e2e_us"].to_numpy(dtype=np.float64) * 1e-6, np.nan)
-    metrics = request_metrics(ttft, e2e, output)
-    duration = float(np.max(arrival + rows["e2e_us"].to_numpy(dtype=np.float64) * 1e-6) - arrival.min())
+    ttft, e2e = (np.where(ok, rows[key].to_numpy(dtype=np.float64) * 1e-6, np.nan) for key in ("ttft_us", "e2e_us"))
+    stage = rows["stage"].to_numpy()
+    starts = np.flatnonzero(np.diff(stage, prepend=stage[0] - 1))
+    return Observed(ttft, e2e, tuple(int(row) for row in starts))
+
+
+def _measured(rows: pd.DataFrame, observed: Observed, output: IntArray) -> dict[str, float]:
+    arrival, latency = (rows[key].to_numpy(dtype=np.float64) * 1e-6 for key in ("arrival_us", "e2e_us"))
+    ok = np.isfinite(observed.e2e)
+    duration = float(np.max(arrival + latency) - arrival.min())
+    metrics = request_metrics(observed.ttft, observed.e2e, output)
     metrics["output_token_throughput"] = float(output[ok].sum()) / duration
     metrics["request_throughput"] = float(ok.sum()) / duration
     return metrics

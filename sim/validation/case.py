@@ -24,6 +24,15 @@ REGENERATED_SEEDS = (1, 2, 3, 4, 5)
 
 
 @dataclass(frozen=True)
+class Observed:
+    """What was measured of each request, in the order of the workload's rows. Seconds; nan: not finished."""
+
+    ttft: FloatArray
+    e2e: FloatArray
+    stage_starts: tuple[int, ...] = (0,)  # first row of each load stage
+
+
+@dataclass(frozen=True)
 class Case:
     """One measured run. `pool` holds the YAML keys of its pool, `measured` its metrics (see the module)."""
 
@@ -38,7 +47,7 @@ class Case:
     groups: frozenset[str] = frozenset()  # sets of runs that are averaged together
     peers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # simulator -> metric -> relative error
     client: bool = True  # measured by a client over HTTP, whose latency counts
-    max_prefill: bool = False  # the first token is timed alone
+    requests: Observed | None = None
     notes: tuple[str, ...] = ()
 
     @property

@@ -30,7 +30,7 @@ EARLY_VLLM = {
         "enable_chunked_prefill": False,
     },
     "kv_cache": {"prefix_caching": False},
-    "cost_model": {"kind": "fitted", "engine": "vllm-0.2", "cuda_graphs": False},
+    "cost_model": {"kind": "fitted", "cuda_graphs": False},
 }
 
 

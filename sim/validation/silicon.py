@@ -8,6 +8,7 @@ experts. Disaggregated rows, attention data parallelism and models whose sizes a
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,11 @@ _COLUMNS = (
     *("id", "backend", "model_path", "system", "precision", "mode", "isl", "osl", "batch_size", "tp_size", "pp_size"),
     *("attention_dp_size", "concurrency", "silicon_ttft_ms", "silicon_tpot_ms", "origin"),
 )
+_MODELS = {  # checkpoints of one architecture
+    "deepseek-r1": "deepseek-v3",
+    "deepseek-v3.1": "deepseek-v3",
+    "llama-3.1-8b-instruct": "llama-3.1-8b",
+}
 _GPUS = {
     "h100_sxm": "h100-sxm",
     "h200_sxm": "h200-sxm",
@@ -70,8 +76,9 @@ def _why_not(row: pd.Series) -> str | None:
 
 
 def _case_or_reason(row: pd.Series) -> Case | str:
+    checkpoint = re.sub(r"-(FP8|NVFP4)$", "", str(row["model_path"]).split("/")[-1]).lower()
     try:
-        model = model_with_weights(str(row["model_path"]), str(row["precision"]))
+        model = model_with_weights(_MODELS.get(checkpoint, checkpoint), str(row["precision"]))
     except InputError:
         return f"sizes of {row['model_path']} are not in the data"
     return _case(row, model)

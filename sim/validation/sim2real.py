@@ -7,12 +7,15 @@ KV blocks takes the memory model's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sim.validation import blis
 from sim.validation.blis import CLIENT_TIMEOUT, NUM_PROMPTS
 from sim.validation.case import REGENERATED_SEEDS, Case, Collected, LeftOut
 from sim.validation.tables import integer, present, read_table
@@ -27,10 +30,12 @@ TOKENS_PER_ASKED = 1.047  # measured prompt tokens per token asked for, blis_tra
 EVALUATED = "sim2real eval38"
 OTHERS = "sim2real trainval15"
 _STATISTICS = ("mean", "p90", "p99")
+_TWIN = re.compile(r"identical run in \S+: ([^;\s]+)")
 _COLUMNS = (
     *("dataset", "exp_id", "experiment", "model", "hardware", "tp", "max_num_batched_tokens", "max_num_seqs"),
     *("gpu_mem_util", "kv_blocks_gpu", "workload", "stage_index", "duration_s", "num_requests_expected"),
     *("system_prompt_len", "question_len", "output_len", "itl_mean_from_requested_len_ms", "cpu_offload"),
+    "config_provenance",
     *(f"actual_{name}_{s}_ms" for name in ("ttft", "e2e") for s in _STATISTICS),
 )
 _PEER_COLUMNS = ("dataset", "simulator", "experiment", "stage_index", "metric_name", "signed_error_pct")
@@ -38,9 +43,9 @@ _PEER_METRICS = {f"{name}_{s}": f"{name}.{s}" for name in ("ttft", "e2e") for s 
 
 
 def collect(folder: Path) -> Collected:
-    """All runs of the folder with the peers' errors on each."""
+    """All runs of the folder with the peers' errors on each; true arrivals where blis_training beside it has the run."""
     rows = read_table(folder / "experiments.csv", _COLUMNS)
-    peers = peer_errors(folder)
+    peers, twins = peer_errors(folder), _twins(folder.parent / "blis_training")
     found = Collected()
     for (dataset, experiment), group in rows.groupby(["dataset", "experiment"], sort=False):
         stages = group[group["stage_index"] >= 0]
@@ -49,8 +54,24 @@ def collect(folder: Path) -> Collected:
             found.left_out.append(LeftOut("sim2real", str(experiment), "no summary or no stages in the data"))
             continue
         errors = peers.get((str(dataset), str(experiment)), {})
-        found.cases.append(_case(summary.iloc[0], stages, errors))
+        case = _case(summary.iloc[0], stages, errors)
+        named = _TWIN.search(str(summary.iloc[0]["config_provenance"]))
+        twin = twins.get(named[1]) if named else None
+        found.cases.append(case if twin is None else _with_arrivals_of(twin, case))
     return found
+
+
+def _twins(folder: Path) -> dict[str, Case]:
+    """The runs of blis_training by name; empty where the folder is absent."""
+    return {case.name: case for case in blis.collect(folder).cases} if folder.is_dir() else {}
+
+
+def _with_arrivals_of(twin: Case, case: Case) -> Case:
+    """The same run measured request by request: its arrivals, lengths and TTFT without warm-up."""
+    settled = {name: value for name, value in twin.measured.items() if name.startswith("ttft_settled")}
+    return replace(
+        case, make_workload=twin.make_workload, seeds=(1,), measured={**case.measured, **settled}, notes=twin.notes
+    )
 
 
 def peer_errors(folder: Path) -> dict[tuple[str, str], dict[str, dict[str, float]]]:

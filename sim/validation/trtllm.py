@@ -68,7 +68,7 @@ def _case_or_reason(name: str, row: pd.Series) -> Case | str:
 
 def _case(name: str, row: pd.Series, model: str) -> Case:
     isl, osl = int(row["isl"]), int(row["osl"])
-    num = min(int(row["num_requests"]), MOST_REQUESTS)
+    num = min(integer(row["num_requests"]) or MOST_REQUESTS, MOST_REQUESTS)
     return Case(
         dataset="trtllm",
         name=name,

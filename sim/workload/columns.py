@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sim.recorder import as_floats, as_integers
 from sim.request import NEVER, Sequence
 from sim.units import array_to_grid
 
@@ -19,12 +20,12 @@ class Columns:
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        self.arrival_time = memoryview(np.ascontiguousarray(workload.arrival_time, dtype=np.float64))
-        self._prompt = memoryview(np.ascontiguousarray(workload.num_prompt_tokens, dtype=np.int64))
-        self._output = memoryview(np.ascontiguousarray(workload.num_output_tokens, dtype=np.int64))
-        self._declared = memoryview(np.ascontiguousarray(workload.max_output_tokens, dtype=np.int64))
-        self._patience = None if workload.cancel_after is None else memoryview(_patience(workload.cancel_after))
-        self._delay = None if workload.delay is None else memoryview(array_to_grid(np.nan_to_num(workload.delay)))
+        self.arrival_time = as_floats(np.ascontiguousarray(workload.arrival_time, dtype=np.float64))
+        self._prompt = as_integers(np.ascontiguousarray(workload.num_prompt_tokens, dtype=np.int64))
+        self._output = as_integers(np.ascontiguousarray(workload.num_output_tokens, dtype=np.int64))
+        self._declared = as_integers(np.ascontiguousarray(workload.max_output_tokens, dtype=np.int64))
+        self._patience = None if workload.cancel_after is None else as_floats(_patience(workload.cancel_after))
+        self._delay = None if workload.delay is None else as_floats(array_to_grid(np.nan_to_num(workload.delay)))
         self._plain = all(
             column is None for column in (workload.priority, workload.tenant, workload.request_class, workload.adapter)
         )

@@ -118,8 +118,10 @@ class Pass:
             return sorted(waiting, key=lambda r: -r["max_new"]), []
         if policy == "fcfs-priority":
             return sorted(waiting, key=lambda r: (-r["priority"], r["entry"])), []
-        if policy == "fcfs" or (policy == "lpm" and len(waiting) > LONGEST_QUEUE):
+        if policy == "fcfs":
             return waiting, []
+        if policy == "lpm" and len(waiting) > LONGEST_QUEUE:
+            return waiting, [0] * len(waiting)
         keys = [key_slice(key, 0, key_length(key) - 1) for key in map(whole_key, waiting)]
         found = [self.tree.match(key) for key in keys]
         if policy == "lpm":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,13 @@ from sim.kv.paged import PagedKV
 from sim.replica import Limits, Replica
 from sim.request import Phase
 from sim.result import RunResult
+from sim.speculation import SpeculationRules
+from sim.speculative_batch import Entry, SpeculativeBuilder
+from sim.speculative_replica import SpeculativeReplica
 from sim.workload.base import Ragged, Workload
+
+
+STOP_TOKEN = 99
 
 
 class UnitCost:
@@ -43,6 +50,31 @@ class Call:
     waiting: list[int]
     free_blocks: int
     num_prefill_tokens: int
+    drafts: dict[int, int] = field(default_factory=dict)
+    padded: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Delivery:
+    """What came back for one sequence at the end of one speculative batch."""
+
+    row: int
+    time: float
+    num_tokens: int
+    num_drafts: int
+    num_accepted: int
+
+
+@dataclass
+class RecordedAcceptance:
+    """The acceptance rule of the recordings; `numbers` are the K of the requests rK, by row."""
+
+    numbers: list[int]
+    num_drafts: int
+
+    def num_accepted(self, row: int, num_verified: int, num_emitted: int, num_drafts: int) -> int:
+        v = num_verified
+        return min(num_drafts, (7 * self.numbers[row] + 5 * v + v * v) % (self.num_drafts + 1))
 
 
 @dataclass
@@ -51,6 +83,7 @@ class Replay:
 
     result: RunResult
     calls: list[Call] = field(default_factory=list)
+    deliveries: list[Delivery] = field(default_factory=list)
 
     @property
     def finished(self) -> dict[int, float]:
@@ -96,13 +129,20 @@ def replay(
     priorities: list[int],
     asynchronous: bool = False,
     step_by_step: bool = True,
+    numbers: list[int] | None = None,
+    adapters: list[str | None] | None = None,
 ) -> Replay:
-    """Run a scenario. Rows are in the order given."""
+    """Run a scenario. Rows are in the order given; `numbers` (K of rK) where the scenario speculates."""
     lengths = [min(stop, most) if stop else most for stop, most in zip(stop_after, declared, strict=True)]
     caching = config["enable_prefix_caching"]
+    method = config.get("spec_method")
+    hash_size = 1 if method else config["block_size"]  # a block's hash may cover a token of the next block
     prompt_ids = output_ids = None
     if caching:
-        prompt_ids, output_ids = contents(prompts, [[7] * n for n in lengths], config["block_size"])
+        outputs = [
+            [7] * (n - 1) + [7 if n == most else STOP_TOKEN] for n, most in zip(lengths, declared, strict=True)
+        ]
+        prompt_ids, output_ids = contents(prompts, outputs, hash_size)
     workload = Workload(
         arrival_time=np.array(arrivals, dtype=float),
         num_prompt_tokens=np.array([len(prompt) for prompt in prompts]),
@@ -111,7 +151,8 @@ def replay(
         priority=np.array(priorities),
         hash_ids=prompt_ids,
         output_hash_ids=output_ids,
-        hash_block_size=config["block_size"],
+        hash_block_size=hash_size,
+        adapter=adapters,
     )
     num_blocks = config["usable_blocks"] + 1
     limits = Limits(
@@ -123,13 +164,23 @@ def replay(
         watermark_blocks=int(config["watermark"] * num_blocks),
     )
     policy = config["policy"]
+    scheduler_fields = {"long_prefill_token_threshold": config["long_prefill_token_threshold"]}
+    if "max_loras" in config:
+        scheduler_fields["max_loras"] = config["max_loras"]
     calls: list[Call] = []
 
     def make(clock: Any, on_end: Any, columns: Any) -> list[Replica]:
-        replica = Replica(
+        make_replica: Any = Replica
+        if method:
+            drafts = config["num_speculative_tokens"]
+            acceptance = RecordedAcceptance(numbers or [], drafts)
+            make_replica = partial(
+                SpeculativeReplica, rules=SpeculationRules.of(method, drafts), acceptance=acceptance
+            )
+        replica = make_replica(
             0,
             clock,
-            SCHEDULERS[policy](long_prefill_token_threshold=config["long_prefill_token_threshold"]),
+            SCHEDULERS[policy](**scheduler_fields),
             PREEMPTIONS["newest" if policy == "fcfs" else "lowest_priority"](),
             PagedKV(num_blocks, config["block_size"], caching),
             UnitCost(),
@@ -138,7 +189,7 @@ def replay(
             columns.content_spans,
             step_by_step=step_by_step,
         )
-        if step_by_step:
+        if step_by_step or method:
             replica.observer = lambda builder: calls.append(call_of(replica, builder))
         return [replica]
 
@@ -146,12 +197,25 @@ def replay(
     result = simulation.run()
     simulation.replicas[0].kv.check_integrity()
     assert simulation.replicas[0].kv.num_free == config["usable_blocks"]
-    return Replay(result, calls)
+    return Replay(result, calls, deliveries_of(simulation.replicas[0]))
+
+
+def deliveries_of(replica: Replica) -> list[Delivery]:
+    """Deliveries of a replica that speculates, in order; nothing of another."""
+    if not isinstance(replica, SpeculativeReplica):
+        return []
+    table = replica.deliveries
+    columns = [table.column(name).tolist() for name in table.columns]
+    return [Delivery(int(row), time, *map(int, counts)) for row, time, *counts in zip(*columns, strict=True)]
 
 
 def call_of(replica: Replica, builder: BatchBuilder) -> Call:
     chunks = {seq.row: tokens for seq, tokens in builder.chunks}
-    scheduled = {}
+    scheduled: dict[int, int] = {}
+    entries: list[Entry] = []
+    if isinstance(builder, SpeculativeBuilder):
+        entries = list(builder.entries.values())
+        chunks, scheduled = {}, {entry.seq.row: entry.tokens for entry in entries}
     for seq in replica.running.values():
         if seq.row in chunks:
             scheduled[seq.row] = chunks[seq.row]
@@ -165,5 +229,7 @@ def call_of(replica: Replica, builder: BatchBuilder) -> Call:
         running=[seq.row for seq in replica.running.values()],
         waiting=[seq.row for seq in replica.waiting],
         free_blocks=replica.kv.num_free,
-        num_prefill_tokens=sum(tokens for seq, tokens in builder.chunks if True),
+        num_prefill_tokens=sum(tokens for _, tokens in builder.chunks),
+        drafts={entry.seq.row: entry.num_drafts for entry in entries if entry.num_drafts},
+        padded=[entry.seq.row for entry in entries if entry.padded],
     )
