@@ -5,12 +5,13 @@ Semantics: the running pass and the waiting pass of vLLM V1 (0.33), of which oth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.errors import PolicyError, RunError
 from sim.kv.paged import NO_MATCH, Match
 from sim.request import Phase
+from sim.waiting import ArrivalQueue
 
 if TYPE_CHECKING:
     from sim.kv.host import HostMemory
@@ -127,6 +128,37 @@ class BatchBuilder:
     def taken_tokens(self) -> int:
         """Tokens of the blocks taken in this step, shared ones aside."""
         return self._taken_blocks * self._kv.block_size
+
+    def running(self) -> list[Sequence]:
+        """Running sequences in running order."""
+        return list(self._replica.running.values())
+
+    @property
+    def everyone_in_turn(self) -> bool:
+        """Whether this batch holds all decodes, and behind them a chunk for every running prefill, nobody swapped in."""
+        return self.decoded and not self.swapped_in and len(self.chunks) == len(self._replica.prefills)
+
+    def takes_part(self, seq: SequenceView) -> bool:
+        """Whether a running sequence has been given a token or a chunk in this step."""
+        own = self._replica.own(seq)
+        return self.took_token(own) or any(other is own for other, _ in self.chunks)
+
+    def first_waiting(self) -> Sequence | None:
+        """The first waiting sequence, if its last token has come back."""
+        queue = self._replica.waiting
+        return queue.peek() if queue and queue.peek().last_end <= self.now else None
+
+    def would_fit(self, seq: SequenceView, spare_blocks: int) -> bool:
+        """Whether a waiting sequence could be admitted as a whole prompt, nothing of it being cached."""
+        blocks = -(-seq.num_known // self._kv.block_size)
+        slots = len(self._replica.running) < self._limits.max_num_seqs
+        return slots and seq.num_known <= self.tokens_left and self._kv.fits(blocks + spare_blocks)
+
+    def sort_waiting(self, key: Callable[[Sequence], tuple[float, ...]]) -> None:
+        """Sort the waiting queue as it stands; later arrivals go to its end (schedulers without `sorted_queue`)."""
+        queue = self._replica.waiting
+        assert isinstance(queue, ArrivalQueue)
+        queue.sort(key)
 
     def prefills(self) -> list[Sequence]:
         """Running sequences whose prompt is not computed yet, in running order."""
@@ -408,6 +440,9 @@ class BatchBuilder:
             return self._refuse()
         if seq.num_preemptions >= self._replica.max_preemptions:
             hold_tokens = self._replica.whole_length(seq)
+        if self._kv.reserves:
+            self._kv.account(self.now)
+            hold_tokens = self._kv.reservation(seq, limits.max_model_len)
         match = self._replica.match(seq)
         wanted = seq.num_known - match.num_tokens
         if not limits.chunked_prefill and wanted > self.tokens_left:
@@ -420,6 +455,8 @@ class BatchBuilder:
             spare_blocks = limits.watermark_blocks if self._replica.running else 0
         if not self._kv.fits(needed - match.num_blocks + match.num_idle + spare_blocks):
             self._unsteady = self._kv.could_grow(seq.content, match)
+            if self._kv.reserves:
+                self._kv.account(self.now, needed)
             return self._refuse()
         seq.reserved_blocks = first if hold_tokens else 0
         self._enter(seq, match, tokens, first - match.num_blocks)

@@ -30,7 +30,8 @@ class Cohort:
         self.last_order = -1  # no member was admitted later than this
         self.leave_at = NOBODY  # clock at which the first member leaves
         self.cover_at = NOBODY  # clock at which the first member outgrows the blocks that were reserved for it
-        self._offsets = [0] * block_size  # members by offset modulo block size
+        self._offsets = [0] * block_size  # members that take blocks as they grow, by offset modulo block size
+        self._num_growing = 0  # their sum
         # Heap of (leave clock, whether its last token is still in flight then, order, member), lazily cleaned.
         self._leaves: list[tuple[int, bool, int, Sequence]] = []
         self._covered: list[tuple[int, int, Sequence]] = []  # heap of (clock at which the reserve is full, order, member)
@@ -49,6 +50,7 @@ class Cohort:
             self.cover_at = self._covered[0][0]
         else:
             self._offsets[seq.offset % self.block_size] += 1
+            self._num_growing += 1
         heappush(self._leaves, (seq.leave_clock, not seq.stops_early, seq.order, seq))
         if seq.leave_clock < self.leave_at:
             self.leave_at = seq.leave_clock
@@ -62,6 +64,7 @@ class Cohort:
         self.computed -= seq.num_computed
         if seq.reserved_blocks * self.block_size <= seq.num_computed:
             self._offsets[seq.offset % self.block_size] -= 1
+            self._num_growing -= 1
         if seq.leave_clock == self.leave_at:
             self.leave_at = self._next_leave()
         return seq.num_computed
@@ -103,7 +106,7 @@ class Cohort:
     def new_blocks(self, num_steps: int) -> int:
         """Blocks that the coming `num_steps` steps take: a member needs one whenever its computed tokens fill the last."""
         cycles, rest = divmod(num_steps, self.block_size)
-        total = cycles * self.size
+        total = cycles * self._num_growing
         if rest:
             start = -self.clock % self.block_size  # the offset whose members are full now; then downwards
             offsets = self._offsets
@@ -141,4 +144,5 @@ class Cohort:
             reserved = seq.reserved_blocks * self.block_size
             if seq.phase is Phase.DECODE and seq.order == order and reserved - seq.offset == clock:
                 self._offsets[seq.offset % self.block_size] += 1
+                self._num_growing += 1
         self.cover_at = covered[0][0] if covered else NOBODY

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sim.cost.base import BatchShape
+from sim.kv.contiguous import ContiguousKV
 from sim.preemptions import preemption_columns
-from sim.result import DecodeSpans, ReplicaResult, RunResult
+from sim.result import DecodeSpans, MemoryTotals, ReplicaResult, RunResult
 from sim.units import to_grid
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ INTEGERS = (
 
 def collect(simulation: Simulation, wall_seconds: float) -> RunResult:
     """Read everything off a simulation that has run."""
-    spans = [decode_spans(replica) for replica in simulation.replicas]
     requests = request_columns(simulation)
+    spans = [decode_spans(replica, requests["finish_time"]) for replica in simulation.replicas]
     interference = np.zeros(len(simulation.workload))
     for replica, span in zip(simulation.replicas, spans, strict=True):
         add_interference(interference, replica, span)
@@ -70,19 +71,26 @@ def request_columns(simulation: Simulation) -> dict[str, np.ndarray]:
     return requests
 
 
-def decode_spans(replica: Replica) -> DecodeSpans:
-    """The token times of a replica. Spans without a token (a surplus step only) are left out."""
+def decode_spans(replica: Replica, end_time: FloatArray) -> DecodeSpans:
+    """The token times of a replica, without what came back after its request had ended (surplus steps, cancellations).
+
+    `end_time`: one entry a request, seconds.
+    """
     clock = replica.cohort.clock
-    first, last = replica.spans.integers("first"), replica.spans.integers("last")
+    ends = replica.times.ends[:clock].copy()
+    row, first = replica.spans.integers("row"), replica.spans.integers("first")
+    last = np.minimum(replica.spans.integers("last"), np.searchsorted(ends, end_time[row], side="right") - 1)
     real = last >= first
+    resumed_row, resumed_time = replica.resumed.column("row").astype(np.int64), replica.resumed.column("time")
+    came = resumed_time <= end_time[resumed_row]
     return DecodeSpans(
-        ends=replica.times.ends[:clock].copy(),
+        ends=ends,
         calls=replica.times.calls[:clock].copy(),
-        row=replica.spans.integers("row")[real],
+        row=row[real],
         first=first[real],
         last=last[real],
-        resumed_row=replica.resumed.column("row").astype(np.int64),
-        resumed_time=replica.resumed.column("time"),
+        resumed_row=resumed_row[came],
+        resumed_time=resumed_time[came],
     )
 
 
@@ -159,6 +167,24 @@ def replica_result(replica: Replica, spans: DecodeSpans) -> ReplicaResult:
         prefix_caching=kv.prefix_caching,
         num_gpus=replica.num_gpus,
         gpu=replica.gpu,
+        memory=memory_totals(replica),
+    )
+
+
+def memory_totals(replica: Replica) -> MemoryTotals:
+    """Integrals of the stays of one replica and of what its allocator could not give away."""
+    kv = replica.kv
+    all_reserved = replica.running_seconds == replica.reserved_seconds > 0
+    lost = (kv.rounding_seconds, kv.fragmented_seconds, kv.remainder_seconds) if isinstance(kv, ContiguousKV) else None
+    rounding, fragmented, remainder = lost or (0.0, 0.0, 0.0)
+    return MemoryTotals(
+        running_seconds=replica.running_seconds,
+        final_token_seconds=replica.final_token_seconds if all_reserved else None,
+        rounding_block_seconds=rounding,
+        fragmented_block_seconds=fragmented,
+        remainder_block_seconds=remainder,
+        num_ended_tokens=replica.num_ended_tokens,
+        num_ended_held_tokens=replica.num_ended_held_tokens,
     )
 
 

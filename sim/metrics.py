@@ -15,6 +15,7 @@ import numpy as np
 from sim.deliveries import pooled_gaps
 from sim.errors import InputError
 from sim.measured import PARTS, Measured, measure
+from sim.memory_shares import concurrency, memory_shares
 from sim.quantiles import describe, describe_weighted, exact_sum, jain_index
 from sim.result import Status
 from sim.slo import meets, owned_by, read_slo, verdicts
@@ -153,18 +154,13 @@ def _work(result: RunResult, measured: Measured) -> dict[str, Any]:
 
 
 def _kv_cache(result: RunResult, warnings: list[str]) -> dict[str, Any]:
-    """Usage is time-weighted over usable blocks and replicas; the shares divide the blocks in use.
-
-    A paged allocator holds no block in reserve and none that it could not give, so these two shares are 0; the internal
-    share is the unwritten rest of last blocks.
-    """
+    """Usage is time-weighted over usable blocks and replicas; the shares are those of `sim.memory_shares`."""
     replicas = result.replicas
     sizes = {replica.block_size for replica in replicas}
     usable = sum(_usable(replica) for replica in replicas) * result.end_time
     used = sum(replica.used_block_seconds for replica in replicas)
-    held = sum(replica.used_block_seconds * replica.block_size for replica in replicas)
-    token_share = sum(replica.filled_token_seconds for replica in replicas) / held if held > 0 else None
-    if token_share is None:
+    shares = memory_shares(replicas)
+    if shares["token_share"] is None:
         warnings.append("kv_cache shares are null: no block was in use")
     if len(sizes) > 1:
         warnings.append(f"kv_cache.block_size is null: the replicas differ ({', '.join(map(str, sorted(sizes)))})")
@@ -173,10 +169,8 @@ def _kv_cache(result: RunResult, warnings: list[str]) -> dict[str, Any]:
         "block_size": sizes.pop() if len(sizes) == 1 else None,
         "mean_usage": used / usable if usable > 0 else None,
         "peak_usage": max((r.peak_used_blocks / _usable(r) for r in replicas if _usable(r) > 0), default=None),
-        "token_share": token_share,
-        "reserved_share": None if token_share is None else 0.0,
-        "internal_share": None if token_share is None else 1.0 - token_share,
-        "external_share": None if token_share is None else 0.0,
+        **shares,
+        **concurrency(replicas, result.end_time),
     }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -81,6 +81,8 @@ class Replica:
         self.clock = clock
         self.scheduler = scheduler
         self.traits: Traits = getattr(scheduler, "traits", None) or Traits()
+        if kv.reserves:  # every decode has its slot
+            self.traits = replace(self.traits, decode_spare_blocks=0)
         self.preemption = preemption
         bound = getattr(preemption, "max_preemptions", None)
         self.max_preemptions: float = NEVER if bound is None else bound
@@ -141,6 +143,11 @@ class Replica:
         self.num_hit_tokens = 0
         self.block_seconds = 0.0  # blocks x release instants - blocks x instants taken, decode blocks left out
         self.token_seconds = 0.0
+        self.running_seconds = 0.0  # stays in the running list, summed
+        self.reserved_seconds = 0.0  # those with a reservation
+        self.final_token_seconds = 0.0  # those, times the length that each would have had in the end
+        self.num_ended_tokens = 0  # lengths of the sequences that ended, and the tokens of the blocks that they held then
+        self.num_ended_held_tokens = 0
         self.shared_block_seconds = 0.0
         self._shared_since = 0.0
 
@@ -215,7 +222,7 @@ class Replica:
             return f"needs {blocks} KV blocks at its full length, the replica has {self.kv.num_usable}"
         never_fits = getattr(self.scheduler, "never_fits", None)
         if never_fits is None:
-            return None
+            return self.kv.never_fits(seq, self.limits.max_model_len)
         reason: str | None = never_fits(seq, self.kv.num_usable * self.kv.block_size, self.kv.block_size)
         return reason
 
@@ -237,6 +244,8 @@ class Replica:
         The step in flight runs on with it; the next call is made without it.
         """
         self.advance(now)
+        if self.kv.reserves:
+            self.kv.account(now)
         if seq.phase is Phase.WAITING:
             self.waiting.remove(seq)
             delivered = seq.num_emitted - (1 if seq.last_end > now else 0)
@@ -553,6 +562,7 @@ class Replica:
         seq.order = self.num_orders
         self.num_orders += 1
         self.running[seq.order] = self.prefills[seq.order] = seq
+        seq.entered_time = self.builder.now
         seq.phase = Phase.PREFILL
         seq.num_computed = seq.prefix_tokens = num_cached_tokens
         if seq.content is not None and seq.content.reaches_outputs:
@@ -667,6 +677,7 @@ class Replica:
         seq.order = self.num_orders
         self.num_orders += 1
         self.running[seq.order] = seq
+        seq.entered_time = now
         seq.token_time_sum = seq.num_computed * now
         if seq.content is not None and seq.content.reaches_outputs:
             self.kv.growing[seq.order] = seq
@@ -799,7 +810,8 @@ class Replica:
     def _free(self, seq: Sequence, now: float, took_token: bool, ended: bool) -> None:
         size = self.kv.block_size
         computed = seq.num_computed + took_token
-        held = max(-(-computed // size), seq.reserved_blocks)
+        reserved = seq.reserved_blocks
+        held = max(-(-computed // size), reserved)
         if ended:
             registered = seq.num_prompt_tokens + seq.num_emitted - 1  # the KV of the last token is never computed
         else:
@@ -807,13 +819,28 @@ class Replica:
         self.count_shared(now)
         if self.kv.growing:
             self.register_growing()
+        if self.kv.reserves:
+            self.kv.account(now)
         self.kv.release(seq, held, registered, ended)
         if self.kv.growing:
             self.kv.growing.pop(seq.order, None)
         seq.reserved_blocks = 0
         self.num_departures += 1
-        self.block_seconds += held * now - seq.block_time_sum
-        self.token_seconds += computed * now - seq.token_time_sum
+        kept = seq.num_computed  # a token taken back in this very call was never there
+        self.block_seconds += max(-(-kept // size), reserved) * now - seq.block_time_sum
+        self.token_seconds += kept * now - seq.token_time_sum
+        self._account_stay(seq, now, held * size, reserved, ended)
+
+    def _account_stay(self, seq: Sequence, now: float, num_held_tokens: int, num_reserved: int, ended: bool) -> None:
+        """Integrals of a stay in the running list, and what sequences that ended had used of what they held."""
+        duration, length = now - seq.entered_time, seq.num_prompt_tokens + seq._num_output_tokens
+        self.running_seconds += duration
+        if num_reserved:
+            self.reserved_seconds += duration
+            self.final_token_seconds += min(length, num_held_tokens) * duration
+        if ended:
+            self.num_ended_tokens += length
+            self.num_ended_held_tokens += num_held_tokens
 
     def _registered(self, seq: Sequence, computed: int, now: float) -> int:
         """Tokens whose blocks are hashed: prompt tokens as scheduled, generated ones when they have come back."""

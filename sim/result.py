@@ -47,6 +47,19 @@ class DecodeSpans:
 
 
 @dataclass
+class MemoryTotals:
+    """What became of the memory that sequences held. Integrals over time; block and token seconds."""
+
+    running_seconds: float = 0.0  # stays in the running list, summed over sequences
+    final_token_seconds: float | None = None  # stays times the final length; None unless every stay had a reservation
+    rounding_block_seconds: float = 0.0  # added to reservations by their placement
+    fragmented_block_seconds: float = 0.0  # free, while a request was refused that would have fitted in one piece
+    remainder_block_seconds: float = 0.0  # free, while a request was refused that needed more
+    num_ended_tokens: int = 0  # lengths of the sequences that ended
+    num_ended_held_tokens: int = 0  # tokens of the blocks that they held then
+
+
+@dataclass
 class ReplicaResult:
     """Totals of one replica over the run."""
 
@@ -69,6 +82,7 @@ class ReplicaResult:
     prefix_caching: bool
     num_gpus: int
     gpu: str
+    memory: MemoryTotals = field(default_factory=MemoryTotals)
 
 
 @dataclass

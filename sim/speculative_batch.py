@@ -41,7 +41,7 @@ class SpeculativeBuilder(BatchBuilder):
         super().begin(now)
         self.entries: dict[int, Entry] = {}
         self._input_left = self._limits.max_num_batched_tokens
-        self._cut_prompt = False  # the running pass scheduled a chunk that does not end its prompt
+        self._prefilled = False  # the running pass scheduled a chunk of a prompt
 
     # --- the running pass ----------------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class SpeculativeBuilder(BatchBuilder):
         drafts = max(0, seq.num_computed + tokens - target) if state.num_drafts else 0
         samples = seq.num_computed + tokens >= target
         state.num_drafts = 0
-        self._cut_prompt |= not samples
+        self._prefilled |= not verifies
         self._give(Entry(seq, tokens, drafts, verifies, False, samples, seq.num_preemptions), max(0, blocks))
 
     def _give(self, entry: Entry, new_blocks: int) -> None:
@@ -118,10 +118,10 @@ class SpeculativeBuilder(BatchBuilder):
             return self._refuse()
         tokens = min(wanted + padding, max_chunk, budget)
         first = self._replica.blocks_for(max(match.num_tokens + tokens, hold_tokens))
-        whole = self._replica.blocks_for(seq.num_known) if limits.reserve_full_isl else 0
+        whole = seq.num_known if limits.reserve_full_isl else 0
         if spare_blocks is None:
             spare_blocks = limits.watermark_blocks if self._replica.running else 0
-        needed = max(first, whole, -(-fit_tokens // self._kv.block_size))
+        needed = max(first, -(-max(fit_tokens, whole) // self._kv.block_size))
         if not self._kv.fits(needed - match.num_blocks + match.num_idle + spare_blocks):
             return self._refuse()
         self._let_in(seq, match, first - match.num_blocks)
@@ -134,7 +134,7 @@ class SpeculativeBuilder(BatchBuilder):
         drafts = self._replica.rules.num_drafts
         joins = len(self.entries) > len(self.admitted) or match.num_tokens > 0
         fits = match.num_tokens + 1 + drafts + 1 <= self._limits.max_model_len
-        return drafts if wanted == 1 and joins and fits and not self._cut_prompt else 0
+        return drafts if wanted == 1 and joins and fits and not self._prefilled else 0
 
     def _let_in(self, seq: Sequence, match: Match, new_blocks: int) -> None:
         popped = self._replica.waiting.pop()

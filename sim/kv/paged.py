@@ -46,6 +46,8 @@ class PagedKV:
     Free means referenced by nobody, cached contents included. `prefix_caching=False` turns all content off.
     """
 
+    reserves = False  # whether every sequence gets all its memory when it enters
+
     def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -194,6 +196,17 @@ class PagedKV:
         if piece.references == 0:
             self._link(upper, before=piece)  # taken from the top: the upper part goes first
         return upper
+
+    def reservation(self, seq: Sequence, max_model_len: int) -> int:
+        """Tokens of memory that the sequence gets when it enters, however few it needs then."""
+        return 0
+
+    def never_fits(self, seq: Sequence, max_model_len: int) -> str | None:
+        """Why the sequence could not enter even an empty memory; None if it could."""
+        return None
+
+    def account(self, now: float, num_wanted: int = 0) -> None:
+        """Where `reserves`: called before anything changes, and when a request of `num_wanted` blocks is refused."""
 
     def finish_pass(self) -> None:
         """The scheduler has decided a step."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from sim.units import FloatArray
+    from sim.validation.early import HostTimes
     from sim.workload.base import Workload
 
 STATISTICS = ("mean", "p50", "p90", "p99")
@@ -48,6 +49,7 @@ class Case:
     peers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # simulator -> metric -> relative error
     client: bool = True  # measured by a client over HTTP, whose latency counts
     requests: Observed | None = None
+    host: HostTimes | None = None  # of an engine whose host the step time waits for
     notes: tuple[str, ...] = ()
 
     @property

@@ -18,6 +18,7 @@ from sim.measured import measure
 from sim.result import Status
 from sim.seeds import Seeds
 from sim.validation.case import Case, relative_errors, request_metrics
+from sim.validation.early import HostBoundCost, HostTimes
 
 if TYPE_CHECKING:
     from sim.clock import Clock
@@ -85,7 +86,7 @@ def replay(case: Case, seed: int = 1, constants: Mapping[str, float] | None = No
     """Simulate `case` once. `InputError` where a fact about its model or GPU is missing."""
     config = configuration(case, seed, constants)
     workload = case.make_workload(seed)
-    simulation, builder = _simulation(config, workload)
+    simulation, builder = _simulation(config, workload, case.host)
     return _observed(simulation.run(), simulation, config, builder)
 
 
@@ -118,9 +119,13 @@ def _engine_constants(case: Case) -> Mapping[str, float]:
     return {name: float(getattr(constants, name)) for name in names}
 
 
-def _simulation(config: ExperimentConfig, workload: Workload) -> tuple[Simulation, PoolBuilder]:
+def _simulation(
+    config: ExperimentConfig, workload: Workload, host: HostTimes | None
+) -> tuple[Simulation, PoolBuilder]:
     seeds = Seeds(config.seed)
     builder = PoolBuilder(config, 0, step_by_step=False, step_log=False)
+    if host is not None:
+        builder.cost = HostBoundCost(builder.cost, builder.model.num_layers, host)
 
     def make_replicas(clock: Clock, on_end: EndFunction, columns: Columns) -> list[Replica]:
         return [builder.replica(index, clock, on_end, columns) for index in range(builder.pool.replicas)]

@@ -43,8 +43,8 @@ class ClosedLoop:
 class Workload:
     """Requests in arrival order. All arrays have one entry a request.
 
-    `arrival_time` is in seconds from the start of the simulation, on the time grid, non-decreasing (except for rows with
-    a `previous` row, whose arrival is decided during the run: `previous` row's end + `delay`).
+    `arrival_time` is in seconds from the start of the simulation, on the time grid, non-decreasing (except for rows
+    with a `previous` row, whose arrival is decided during the run: `previous` row's end + `delay`).
     """
 
     arrival_time: FloatArray

@@ -137,6 +137,27 @@ def test_report_writes_one_page(small_experiment: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out/small/timeline.parquet").exists()
 
 
+def test_a_gpu_without_fitted_profile_is_simulated_by_roofline_and_the_summary_says_so(
+    small_experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warning = "step times of llama-3.1-8b on a40 are computed by the roofline cost model, not measured"
+    assert run(str(small_experiment), "--set", "cluster.pools.0.gpu=a40") == 0
+    assert warning in capsys.readouterr().out
+    summary = json.loads((tmp_path / "out/small/summary.json").read_text())
+    assert any(line.startswith(warning) for line in summary["warnings"])
+    asked_for = ["cluster.pools.0.gpu=a40", "cluster.pools.0.cost_model.kind=roofline"]
+    assert run(str(small_experiment), *(part for change in asked_for for part in ("--set", change))) == 0
+    assert warning not in capsys.readouterr().out
+
+
+def test_the_summary_names_the_version_and_a_digest_of_the_profiles(small_experiment: Path, tmp_path: Path) -> None:
+    assert run(str(small_experiment), "--quiet") == 0
+    versions = json.loads((tmp_path / "out/small/summary.json").read_text())["versions"]
+    assert versions["servesim"]
+    assert len(versions["profiles"]) == 12
+    assert int(versions["profiles"], 16) >= 0
+
+
 def test_an_interrupted_run_leaves_nothing(
     small_experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""`servesim sweep`: the table, resuming after a kill, the death of workers, a real dask.distributed cluster, mistakes."""
+"""`servesim sweep`: the table, resuming after a kill, the death of workers, a real distributed engine, mistakes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from sim.cli import main as cli
 REPLICAS = "cluster.pools.0.replicas"
 ROUTER = "cluster.router"
 
-# Routers that end the process they run in, as a lack of memory would.
+# Routers that end the process they run in, as a lack of memory would. (The mark is a folder, since the content of a
+# file that a configuration names is part of the key of a run.)
 DEADLY = """
 import os, signal
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class Once:
 
     def route(self, request, cluster, now):
         if not Path(self.mark).exists():
-            Path(self.mark).touch()
+            Path(self.mark).mkdir()
             die()
         return 0
 
@@ -154,8 +155,8 @@ def test_killed_at_random_moments_and_resumed_it_gives_the_same_bytes_and_runs_n
     assert sweep(str(study), "--quiet", "--workers", "1", "--out", "undisturbed") == 0
     kept: dict[str, int] = {}
     moments = random.Random(os.getpid())
-    for wanted in sorted(moments.sample(range(1, 8), 2)):
-        process = start(study)
+    for workers, wanted in zip((2, 1), sorted(moments.sample(range(1, 8), 2)), strict=True):
+        process = start(study, workers)
         wait_for_runs(tmp_path / "killed/runs", wanted, process)
         time.sleep(moments.uniform(0, 0.1))
         process.send_signal(signal.SIGKILL)
@@ -164,13 +165,13 @@ def test_killed_at_random_moments_and_resumed_it_gives_the_same_bytes_and_runs_n
         assert kept.items() <= found.items()
         kept = found
     assert kept
-    assert start(study).wait() == 0
+    assert sweep(str(study), "--quiet", "--workers", "1", "--out", "killed", "--resume") == 0
     assert kept.items() <= finished(tmp_path / "killed/runs").items()
     assert tree(tmp_path / "killed") == tree(tmp_path / "undisturbed")
 
 
-def start(study: Path) -> subprocess.Popen[bytes]:
-    arguments = ["sweep", str(study), "--quiet", "--workers", "2", "--resume", "--out", "killed"]
+def start(study: Path, workers: int) -> subprocess.Popen[bytes]:
+    arguments = ["sweep", str(study), "--quiet", "--workers", str(workers), "--resume", "--out", "killed"]
     return subprocess.Popen([sys.executable, "-m", "sim", *arguments], env={**os.environ, "PYTHONPATH": _root()})
 
 

@@ -47,7 +47,7 @@ def test_littles_law_exactly(depth: int, step_by_step: bool) -> None:
     All instants are multiples of 1/16 s, so samples at odd multiples of 1/32 s give the integral without error.
     """
     scenario = Scenario(
-        rows=random_rows(1, 300, load=0.12), depth=depth, num_blocks=30, num_replicas=2, timeline_interval=0.125
+        rows=random_rows(1, 150, load=0.3), depth=depth, num_blocks=30, num_replicas=2, timeline_interval=0.125
     )
     simulation = make_simulation(scenario, step_by_step)
     result = simulation.run()
@@ -63,7 +63,7 @@ def test_littles_law_exactly(depth: int, step_by_step: bool) -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_timeline_integrates_to_the_replica_totals(depth: int) -> None:
     """Sampled used blocks and busy time against the totals of the replica, on the same lattice, fast-forwarded."""
-    scenario = Scenario(rows=random_rows(2, 200, load=0.12), depth=depth, num_blocks=30, timeline_interval=0.125)
+    scenario = Scenario(rows=random_rows(2, 120, load=0.12), depth=depth, num_blocks=30, timeline_interval=0.125)
     result = simulate(scenario)
     timeline = result.timeline
     assert timeline is not None

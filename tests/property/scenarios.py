@@ -109,6 +109,7 @@ def _roofline() -> CostModel:
 
 
 COSTS: dict[str, tuple[float, Callable[[], CostModel]]] = {
+    "second": (1.0, lambda: ConstantCost(1.0)),
     "quarter": (0.25, lambda: ConstantCost(0.25)),
     "dyadic": (0.25, lambda: ConstantCost(0.25, per_prefill_token=2.0**-7, per_sequence=2.0**-5)),
     "context": (0.25, lambda: ConstantCost(0.25, per_context_token=2.0**-9)),
@@ -116,7 +117,7 @@ COSTS: dict[str, tuple[float, Callable[[], CostModel]]] = {
     "uneven": (0.0123, lambda: ConstantCost(0.0123, 1.1e-4, 3.7e-4, 1.3e-6)),
     "roofline": (0.0075, _roofline),
 }
-DYADIC_COSTS = ("quarter", "dyadic", "context")
+DYADIC_COSTS = ("second", "quarter", "dyadic", "context")
 
 
 # --- from a scenario to a simulation ------------------------------------------------------------------------------------

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import given
-from scenarios import DYADIC_COSTS, Row, Scenario, Space, examples, limits_of, make_simulation, scenarios, simulate
+from scenarios import Row, Scenario, Space, examples, limits_of, make_simulation, scenarios, simulate
 from test_fast_forward import deliveries
 
 from policies.scheduler import SCHEDULERS
@@ -22,6 +23,8 @@ from sim.measured import PARTS, measure
 from sim.replica import Replica
 from sim.request import Sequence
 from sim.result import RunResult, Status
+
+LATTICES = {"second": 0.5, "quarter": 0.125, "dyadic": 2.0**-7}  # seconds between instants at which anything may happen
 
 # --- what a replica holds, counted afresh -------------------------------------------------------------------------------
 
@@ -260,12 +263,12 @@ def test_work_is_what_the_requests_needed_and_what_was_lost(scenario: Scenario) 
 
 
 @examples(60)
-@given(scenarios(Space(costs=("quarter", "dyadic"), timeline=False)))
+@given(scenarios(Space(costs=tuple(LATTICES), timeline=False)))
 def test_memory_integrals_equal_a_brute_force_sum(scenario: Scenario) -> None:
     """Blocks and tokens sampled between all instants at which anything can happen, on a lattice of such instants."""
     scenario = on_lattice(scenario)
     simulation = make_simulation(scenario, step_by_step=True)
-    spacing = LATTICE if scenario.cost == "quarter" else FINE_LATTICE
+    spacing = LATTICES[scenario.cost]
     sums = [[0.0, 0.0] for _ in simulation.replicas]
 
     def sample(_: object) -> None:
@@ -282,12 +285,8 @@ def test_memory_integrals_equal_a_brute_force_sum(scenario: Scenario) -> None:
         assert replica.filled_token_seconds == pytest.approx(tokens, rel=1e-9)
 
 
-LATTICE, FINE_LATTICE = 0.125, 2.0**-7
-
-
 def on_lattice(scenario: Scenario) -> Scenario:
-    """The scenario with all its instants on multiples of LATTICE and its first arrival soon."""
-    import dataclasses
+    """The scenario with all its instants on multiples of half a unit and its first arrival soon."""
 
     def near(units: float) -> float:
         return round(2 * units) / 2
@@ -305,10 +304,8 @@ def on_lattice(scenario: Scenario) -> Scenario:
     return dataclasses.replace(scenario, rows=rows, client_timeout=timeout, start=0.0)
 
 
-def test_lattice_costs_are_dyadic() -> None:
-    """The lattice of the brute-force sums is finer than every step of these cost models."""
-    for cost in DYADIC_COSTS[:2]:
-        result = simulate(Scenario(rows=(Row(prompt=5, output=3), Row(prompt=9, output=2)), cost=cost), step_log=True)
-        assert result.steps is not None
-        spacing = LATTICE if cost == "quarter" else FINE_LATTICE
-        assert (result.steps["duration"] % spacing == 0).all()
+@pytest.mark.parametrize("cost", LATTICES)
+def test_steps_lie_on_the_lattice_of_the_brute_force_sums(cost: str) -> None:
+    result = simulate(Scenario(rows=(Row(prompt=5, output=3), Row(prompt=9, output=2)), cost=cost), step_log=True)
+    assert result.steps is not None
+    assert (result.steps["duration"] % LATTICES[cost] == 0).all()

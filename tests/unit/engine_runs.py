@@ -1,4 +1,4 @@
-"""Small runs of the engine for tests of memory, preemption and order: one replica, rows of numbers, dyadic step times."""
+"""Small runs of the engine for tests of memory, preemption and order: one replica, steps of a second."""
 
 from __future__ import annotations
 
@@ -76,3 +76,9 @@ def build_rows(
 def run_rows(rows: Sequence[tuple[int, int]], **options: Any) -> RunResult:
     """Build and run."""
     return build_rows(rows, **options).run()
+
+
+def play(simulation: Simulation, until: float) -> None:
+    """Run up to an instant and leave everything as it is then."""
+    simulation._start_arrivals()
+    simulation.clock.env.run(until=until)
