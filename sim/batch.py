@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sim.errors import PolicyError, RunError
 from sim.kv.paged import NO_MATCH, Match
 from sim.request import Phase
-from sim.waiting import ArrivalQueue
+from sim.waiting import AgeingQueue, ArrivalQueue, TenantQueue
 
 if TYPE_CHECKING:
     from sim.kv.host import HostMemory
@@ -60,8 +60,11 @@ class BatchBuilder:
         self.progress_lost: dict[int, int] = {}  # computed known tokens of the preempted before that, by row
         self.num_copied_blocks = 0  # between GPU and host, before this step
         self.again = False  # the scheduler wants to be asked for the next step whatever happens
+        self.short_of_memory = False  # somebody was refused because blocks did not suffice
         self.asker: Sequence | None = None  # who needs the blocks of the sequence that is being preempted
         self._unsteady = False  # the refused candidate may fit later although nothing visible happens
+        self.num_set_aside = 0  # of those passed over, the ones that wait for somebody to leave
+        self._adapters: set[str] | None = None  # of the running sequences, once asked for
 
     # --- what a scheduler may read -------------------------------------------------------------------------------------
 
@@ -193,9 +196,41 @@ class BatchBuilder:
             return waiting
         return self._kv.ordered(waiting, policy)
 
+    def running_adapters(self) -> set[str]:
+        """LoRA adapters of the running sequences, those of this step included; not to be written to."""
+        if self._adapters is None:
+            self._adapters = {seq.adapter for seq in self._replica.running.values() if seq.adapter is not None}
+        return self._adapters
+
+    def set_aside(self) -> None:
+        """State of the sequence just offered that it cannot get in before somebody leaves, whoever else gets in."""
+        self.num_set_aside += 1
+
     def stay_refused(self) -> None:
         """State that nobody waiting can get in before something arrives or leaves."""
         self.refused = True
+
+    def running_tenants(self) -> dict[int, str]:
+        """Tenant of each running sequence by its order ('' for none)."""
+        return {order: seq.tenant or "" for order, seq in self._replica.running.items()}
+
+    def waiting_tenants(self) -> dict[str, int]:
+        """Tenants with waiting sequences, in the order in which they began to wait, with the number of that beginning.
+
+        For schedulers with `next_tenant`.
+        """
+        queue = self._replica.waiting
+        assert isinstance(queue, TenantQueue)
+        return queue.tenants
+
+    def longest_waiting(self) -> Sequence | None:
+        """The waiting sequence that arrived first, those passed over left out (schedulers with `max_wait`)."""
+        queue = self._replica.waiting
+        return queue.oldest() if isinstance(queue, AgeingQueue) else None
+
+    def ask_again_at(self, time: float) -> None:
+        """Be asked at the first step from `time` on, although nothing visible may have changed by then."""
+        self._replica.look_at(time)
 
     def ask_again(self) -> None:
         """Be asked for the next step whatever happens: the answer may differ though nothing visible changes."""
@@ -346,6 +381,7 @@ class BatchBuilder:
         if victim is None:
             raise PolicyError(f"preempted request {chosen.row} at {self.now} s is not running")
         took_token = self.took_token(victim)
+        self._adapters = None
         self.progress_lost[victim.row] = victim.num_computed if victim.phase is Phase.PREFILL else victim.num_known
         for i, (seq, tokens) in enumerate(self.chunks):
             if seq is victim:
@@ -455,6 +491,7 @@ class BatchBuilder:
             spare_blocks = limits.watermark_blocks if self._replica.running else 0
         if not self._kv.fits(needed - match.num_blocks + match.num_idle + spare_blocks):
             self._unsteady = self._kv.could_grow(seq.content, match)
+            self.short_of_memory = True
             if self._kv.reserves:
                 self._kv.account(self.now, needed)
             return self._refuse()
@@ -476,6 +513,10 @@ class BatchBuilder:
         return False
 
     def _enter(self, seq: Sequence, match: Match, tokens: int, new_blocks: int) -> None:
+        self._let_in(seq, match, new_blocks)
+        self._add_chunk(seq, tokens, 0)
+
+    def _let_in(self, seq: Sequence, match: Match, new_blocks: int) -> None:
         queue = self._replica.waiting
         if queue.peek() is seq:
             queue.pop()
@@ -491,7 +532,8 @@ class BatchBuilder:
         seq.block_time_sum = (match.num_blocks + new_blocks) * self.now
         seq.token_time_sum = match.num_tokens * self.now
         self.admitted.append(seq)
-        self._add_chunk(seq, tokens, 0)
+        if self._adapters is not None and seq.adapter is not None:
+            self._adapters.add(seq.adapter)
 
     # --- the end of the call -------------------------------------------------------------------------------------------
 
@@ -513,7 +555,8 @@ class BatchBuilder:
     def stays_refused(self) -> bool:
         """Whether asking again, nothing having changed, would admit nobody either."""
         changed = self.chunks or self.preempted or self.swapped_out or self.swapped_in or self.dropped
-        return self.refused and not (changed or self._skipped or self._unsteady)
+        hopeless = self.refused or self.num_set_aside > 0
+        return hopeless and not (changed or len(self._skipped) > self.num_set_aside or self._unsteady)
 
 
 def swap_space_exhausted(name: str, now: float, num_blocks: int, host: HostMemory) -> str:

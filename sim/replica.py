@@ -28,13 +28,13 @@ from sim.preemptions import Cause, cause_of
 from sim.recorder import EVICTION_COLUMNS, READMISSION_COLUMNS, SPAN_COLUMNS, STEP_COLUMNS, StepTimes, Table
 from sim.request import NEVER, Phase, Sequence
 from sim.units import TICK, to_grid
-from sim.waiting import ArrivalQueue, SortedQueue, WaitingQueue
+from sim.waiting import AgeingQueue, ArrivalQueue, SortedQueue, TenantQueue, WaitingQueue
 
 if TYPE_CHECKING:
     from sim.cost.base import CostModel
     from sim.interfaces import PreemptionPolicy, Scheduler
     from sim.kv.host import HostMemory
-    from sim.request import Sequence
+    from sim.views import SequenceView
 
 # Adding and subtracting this rounds a float64 to the time grid: its last bit is worth one TICK. Half goes to even, as in
 # `sim.units.to_grid`. Exact for durations below 2**20 s.
@@ -68,7 +68,7 @@ class Replica:
         cost: CostModel,
         limits: Limits,
         on_end: Callable[[Sequence, float, Replica], None],
-        content_spans: Callable[[int], list[tuple[int, int, int]]],
+        content_spans: Callable[[int], list[tuple[object, int, int]]],
         name: str = "replica",
         pool: str = "main",
         gpu: str = "",
@@ -123,6 +123,8 @@ class Replica:
         self.finishing: list[tuple[float, int, Sequence]] = []  # heap: (instant the last token comes back, order, sequence)
         self._refused = False  # the head of the waiting queue cannot get in as things are
         self._look = False  # something changed that the plan does not know
+        self._looks: set[float] = set()  # instants at which the scheduler wants to be asked
+        self._on_leave: Callable[[Sequence, bool], None] | None = getattr(scheduler, "left", None)
         self._horizon = MIN_HORIZON
         self._timer: Timer | None = None
         self._timer_time = NEVER
@@ -153,6 +155,11 @@ class Replica:
 
     def _make_queue(self) -> WaitingQueue:
         key = self.scheduler.queue_key
+        choose, max_wait = getattr(self.scheduler, "next_tenant", None), getattr(self.scheduler, "max_wait", None)
+        if choose is not None:
+            return TenantQueue(choose)
+        if max_wait is not None:
+            return AgeingQueue(lambda seq: key(seq) or (), max_wait, lambda: self.builder.now)
         if self.traits.sorted_queue:
             return SortedQueue(lambda seq: key(seq) or ())
         return ArrivalQueue(self.traits.preempted_last, self.traits.looks_at_every_arrival)
@@ -208,6 +215,8 @@ class Replica:
     def unservable(self, seq: Sequence) -> str | None:
         """Why this replica could never serve the sequence, or None; also settles how many tokens it will emit here."""
         room = self.limits.max_model_len - seq.num_prompt_tokens + self.traits.extra_tokens
+        if room < 1 and self.traits.drops_unservable:
+            return None
         if room < 1:
             return f"prompt of {seq.num_prompt_tokens} tokens does not fit max_model_len {self.limits.max_model_len}"
         late = self.limits.chunked_prefill or self.traits.drops_unservable
@@ -232,7 +241,7 @@ class Replica:
         if self.kv.prefix_caching:
             seq.content = self.kv.content(self.content_spans(seq.row), seq.num_prompt_tokens)
         first = self.waiting.push(seq)
-        if first:
+        if first or self.builder.num_set_aside:  # it may get in past those set aside
             self._refused = False
             if self.next_call == NEVER:
                 self._awake(now)
@@ -266,6 +275,21 @@ class Replica:
         if not self._scheduling:
             self._cut(now)
             self._set_timer()
+
+    def look_at(self, time: float) -> None:
+        """Let the first call from `time` on ask the scheduler."""
+        time = to_grid(time)
+        if time not in self._looks and time > self.clock.now:
+            self._looks.add(time)
+            self.clock.at(time, Order.CONTROL_LOOP, self.index, self._on_look)
+
+    def _on_look(self, _: object) -> None:
+        now = self.clock.now
+        self._looks.discard(now)
+        if self.waiting:
+            self.advance(now)
+            self._refused = False
+            self._request_look(now)
 
     def _awake(self, now: float) -> None:
         """Leave idleness: call at once, unless batches are still in flight (their queue is full, or an empty one waits)."""
@@ -821,6 +845,8 @@ class Replica:
             self.register_growing()
         if self.kv.reserves:
             self.kv.account(now)
+        if self._on_leave is not None:
+            self._on_leave(seq, ended)
         self.kv.release(seq, held, registered, ended)
         if self.kv.growing:
             self.kv.growing.pop(seq.order, None)

@@ -125,6 +125,7 @@ class SpeculativeBuilder(BatchBuilder):
         if not self._kv.fits(needed - match.num_blocks + match.num_idle + spare_blocks):
             return self._refuse()
         self._let_in(seq, match, first - match.num_blocks)
+        seq.reserved_blocks = first
         samples = match.num_tokens + tokens >= seq.num_known
         self._give(Entry(seq, tokens, padding, bool(padding), bool(padding), samples, seq.num_preemptions), 0)
         return True
@@ -135,20 +136,6 @@ class SpeculativeBuilder(BatchBuilder):
         joins = len(self.entries) > len(self.admitted) or match.num_tokens > 0
         fits = match.num_tokens + 1 + drafts + 1 <= self._limits.max_model_len
         return drafts if wanted == 1 and joins and fits and not self._prefilled else 0
-
-    def _let_in(self, seq: Sequence, match: Match, new_blocks: int) -> None:
-        popped = self._replica.waiting.pop()
-        if popped is not seq:
-            raise PolicyError(f"request {seq.row} admitted out of turn at {self.now} s")
-        if match.num_blocks:
-            self._kv.hold(seq, match)
-        if new_blocks:
-            self._kv.place(seq, new_blocks)
-        self._replica.enter(seq, match.num_tokens)
-        seq.reserved_blocks = match.num_blocks + new_blocks
-        seq.block_time_sum = seq.reserved_blocks * self.now
-        seq.token_time_sum = match.num_tokens * self.now
-        self.admitted.append(seq)
 
     @property
     def stays_refused(self) -> bool:

@@ -85,6 +85,9 @@ class SpeculativeReplica(Replica):
     def _registered(self, seq: Sequence, computed: int, now: float) -> int:
         return seq.speculation.num_registered
 
+    def _account_stay(self, seq: Sequence, now: float, num_held_tokens: int, num_reserved: int, ended: bool) -> None:
+        super()._account_stay(seq, now, num_held_tokens, 0, ended)  # blocks once taken are kept, but none is reserved
+
     # --- sequences come and go -----------------------------------------------------------------------------------------
 
     def submit(self, seq: Sequence, now: float) -> None:

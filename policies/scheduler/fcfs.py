@@ -17,10 +17,13 @@ class Fcfs:
     """The scheduler of vLLM V1 (0.33) with policy fcfs: continuous batching with chunked prefill.
 
     `long_prefill_token_threshold`: most prompt tokens of one sequence in a step (0: no cap); not applied to a sequence that
-    is alone on the replica. Ignores: encoder budgets, structured output.
+    is alone on the replica. `max_loras`: most different adapters in a batch; a sequence whose adapter has no slot is passed
+    over and those behind it go on, so adapters can starve. Ignores: encoder budgets, structured output, the time to load
+    an adapter.
     """
 
     long_prefill_token_threshold: int = 0
+    max_loras: int = 1
 
     def queue_key(self, seq: SequenceView) -> tuple[float, ...] | None:
         return None
@@ -33,5 +36,11 @@ class Fcfs:
         if batch.num_preempted:
             return
         for seq in batch.waiting():
-            if not batch.admit(seq, cap):
+            if seq.adapter is not None and self._lacks_slot(seq.adapter, batch):
+                batch.set_aside()
+            elif not batch.admit(seq, cap):
                 break
+
+    def _lacks_slot(self, adapter: str, batch: BatchBuilder) -> bool:
+        used = batch.running_adapters()
+        return adapter not in used and len(used) >= self.max_loras

@@ -88,6 +88,8 @@ class VllmV0:
                 break
             batch.preempt(last)
         batch.sort_waiting(rank)
+        if batch.first_waiting() is not head:
+            batch.ask_again()  # another one may get in
 
     # --- chunked -------------------------------------------------------------------------------------------------------
 
@@ -128,9 +130,11 @@ class VllmV0:
 
     def _hopeless(self, batch: BatchBuilder, seq: Sequence) -> str | None:
         limits = batch.limits
-        most = min(limits.max_model_len, limits.max_num_batched_tokens)
-        if not limits.chunked_prefill and seq.num_known > most:
-            return f"prompt of {seq.num_known} tokens at its admission, at most {most} fit one step"
+        most = limits.max_model_len
+        if not limits.chunked_prefill:
+            most = min(most, limits.max_num_batched_tokens)
+        if seq.num_known > most:
+            return f"prompt of {seq.num_known} tokens at its admission, at most {most} are allowed"
         blocks = -(-seq.num_known // batch.block_size)
         if batch.num_usable_blocks - blocks < limits.watermark_blocks:
             return f"prompt of {blocks} KV blocks leaves less than the watermark of {batch.num_usable_blocks} blocks"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sim.validation.case import Case, Collected, LeftOut
-from sim.validation.distserve import EARLY_VLLM
+from sim.validation.distserve import EARLY_HOSTS, EARLY_VLLM
 from sim.validation.tables import read_table
 from sim.validation.workloads import all_at_once
 
@@ -66,4 +66,5 @@ def _case(name: str, cell: pd.DataFrame) -> Case:
         },
         groups=frozenset({GROUP}),
         client=False,
+        host=EARLY_HOSTS[_GPUS[str(first["hardware"])]],
     )

@@ -70,8 +70,8 @@ class Columns:
         """Seconds between the end of the previous row and the arrival of this one."""
         return 0.0 if self._delay is None else self._delay[row]
 
-    def content_spans(self, row: int) -> list[tuple[int, int, int]]:
-        """(id, first token, end token) of a row's hash ids, prompt first; empty without ids."""
+    def content_spans(self, row: int) -> list[tuple[object, int, int]]:
+        """(key, first token, end token) of a row's hash ids, prompt first; empty without ids. Adapters share no content."""
         workload = self.workload
         if workload.hash_ids is None:
             return []
@@ -84,7 +84,10 @@ class Columns:
             start = len(spans)
             ids = workload.output_hash_ids.row(row).tolist()
             spans += [(key, (start + i) * size, (start + i + 1) * size) for i, key in enumerate(ids)]
-        return spans
+        adapter = None if workload.adapter is None else workload.adapter[row]
+        if adapter is None:
+            return [*spans]
+        return [((adapter, key), start, end) for key, start, end in spans]
 
 
 def _patience(cancel_after: FloatArray) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Bad input of every kind, given to the command line as a user gives it: exit code 2, a message, nothing left behind."""
+"""Bad input of every kind, given to the command line as users give it: exit code 2, a message, nothing left behind."""
 
 from __future__ import annotations
 

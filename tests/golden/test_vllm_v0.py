@@ -59,11 +59,12 @@ def engine_of(config: dict[str, Any]) -> Engine:
 
 def recorded(record: dict[str, Any]) -> dict[str, Any]:
     """A record with what it leaves out filled in."""
-    lists = ("admitted", "preempted_recompute", "swapped_out", "swapped_in", "ignored", "running", "waiting", "swapped")
+    lists = ("admitted", "swapped_out", "swapped_in", "ignored", "running", "waiting", "swapped")
     return {
         "scheduled": [list(item) for item in record["scheduled"].items()],
         "prefill_groups": record["prefill_groups"],
         **{name: record.get(name, []) for name in lists},
+        "preempted_recompute": sorted(record.get("preempted_recompute", [])),  # their order shows in `waiting`
         "free_gpu_blocks": record["free_gpu_blocks"],
         "swap_blocks_in": record.get("swap_blocks_in", 0),
         "swap_blocks_out": record.get("swap_blocks_out", 0),
@@ -72,11 +73,13 @@ def recorded(record: dict[str, Any]) -> dict[str, Any]:
 
 def replayed(step: Step) -> dict[str, Any]:
     """A step of ours in the words of the recording."""
-    theirs = {"preempted": "preempted_recompute", "dropped": "ignored"}
+    lists = {name: names for name, names in step.lists.items() if name not in ("preempted", "dropped")}
     return {
         "scheduled": [list(item) for item in step.scheduled],
         "prefill_groups": len(step.prefill),
-        **{theirs.get(name, name): names for name, names in step.lists.items()},
+        **lists,
+        "ignored": step.lists["dropped"],
+        "preempted_recompute": sorted(step.lists["preempted"]),
         "free_gpu_blocks": step.free_blocks,
         "swap_blocks_in": step.blocks_in,
         "swap_blocks_out": step.blocks_out,

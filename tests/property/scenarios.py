@@ -18,7 +18,7 @@ from sim.cost import ConstantCost, build_cost_model
 from sim.cost.base import CostModel
 from sim.engine import EndFunction, Simulation
 from sim.hardware import load_gpu
-from sim.kv.paged import PagedKV
+from sim.kv.host import HostMemory
 from sim.model import load_model
 from sim.replica import Limits, Replica
 from sim.result import RunResult
@@ -83,6 +83,9 @@ class Scenario:
     watermark_blocks: int = 0
     long_prefill_token_threshold: int = 0
     scheduler: str = "fcfs"
+    params: tuple[tuple[str, Any], ...] = ()  # of the scheduler
+    allocator: str = "paged"
+    host_blocks: int = 0  # of swap space; 0: preempted sequences are recomputed
     preemption: str = "newest"
     router: str = "round_robin"
     admission: str = "always"
@@ -164,12 +167,13 @@ def _replica(
     step_log: bool,
 ) -> Replica:
     cap = scenario.long_prefill_token_threshold
-    return Replica(
+    allocator = make_policy("block_allocator", scenario.allocator)
+    replica = Replica(
         index,
         clock,
-        make_policy("scheduler", scenario.scheduler, index, long_prefill_token_threshold=cap),
+        make_policy("scheduler", scenario.scheduler, index, long_prefill_token_threshold=cap, **dict(scenario.params)),
         make_policy("preemption", scenario.preemption, index),
-        PagedKV(scenario.num_blocks, scenario.block_size, scenario.prefix_caching),
+        allocator.build(scenario.num_blocks, scenario.block_size, scenario.prefix_caching),
         cost_model(scenario.cost),
         limits_of(scenario),
         on_end,
@@ -178,6 +182,11 @@ def _replica(
         step_by_step=step_by_step,
         step_log=step_log,
     )
+    replica.empty_call_duration = scenario.unit
+    if scenario.host_blocks:
+        replica.host = HostMemory(scenario.host_blocks, scenario.unit / 16)
+        replica.swaps = lambda seq: seq.row % 3 > 0  # some come back from the host, some are recomputed
+    return replica
 
 
 def limits_of(scenario: Scenario) -> Limits:
@@ -300,6 +309,7 @@ class Space:
     costs: tuple[str, ...] = tuple(COSTS)
     num_replicas: tuple[int, ...] = (1,)
     policies: dict[str, str] = field(default_factory=dict)
+    allocators: bool = True  # any; otherwise the paged one
     timeline: bool = True
 
 
@@ -313,8 +323,12 @@ def scenarios(draw: st.DrawFn, space: Space) -> Scenario:
     blocks = -(-longest // block_size)
     timeline = pick(None, 1.0, 0.37) if space.timeline else None
     names = {kind: space.policies.get(kind) or pick(*sorted(policies.table(kind))) for kind in POLICY_KINDS}
-    return Scenario(
+    choices = SCHEDULER_PARAMS.get(names["scheduler"], {})
+    scenario = Scenario(
         rows=rows,
+        params=tuple((key, pick(*values)) for key, values in choices.items()),
+        allocator=pick("paged", "paged", *sorted(policies.table("block_allocator"))) if space.allocators else "paged",
+        host_blocks=pick(0, 0, 0, 2, 40),
         cost=pick(*space.costs),
         start=pick(0.0, 100_000.3) if timeline is None else 0.0,
         concurrency=pick(0, 0, 0, 1, 3),
@@ -338,6 +352,26 @@ def scenarios(draw: st.DrawFn, space: Space) -> Scenario:
         client_timeout=pick(None, None, 3.0, 9.3, 40.0),
         **names,
     )
+    return replace(scenario, **ENGINES.get(scenario.scheduler, {}))
 
+
+# What schedulers of engines that are built differently are drawn with, and what they take for granted.
+SCHEDULER_PARAMS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "sglang": {
+        "queue_policy": ("fcfs", "lof"),
+        "mixed_chunk": (False, True),
+        "chunked_prefill_size": (8, 32, 0),
+        "max_prefill_tokens": (16, 64),
+    },
+    "vllm_v0": {
+        "queue_policy": ("fcfs", "fcfs", "priority"),
+        "idle_after_drop": (False, False, True),
+        "output_count_restarts": (False, False, True),
+    },
+}
+ENGINES: dict[str, dict[str, Any]] = {
+    "sglang": {"depth": 1, "reserve_full_isl": False, "max_num_batched_tokens": 10_000, "host_blocks": 0},
+    "vllm_v0": {"depth": 1},
+}
 
 POLICY_KINDS = ("scheduler", "preemption", "router", "admission")

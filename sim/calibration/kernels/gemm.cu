@@ -34,12 +34,17 @@ struct Piece {
     }
 };
 
+template <int TILE_M, int TILE_N>
+struct alignas(16) Slices {
+    bf16 a[TILE_M][ROW];
+    bf16 b[TILE_N][ROW];
+};
+
 template <int TILE_M, int TILE_N, int WARP_M, int WARP_N>
 __device__ inline void gemm_body(const bf16* a, const bf16* b, bf16* c, int m, int n, int k) {
     constexpr int WARPS_N = TILE_N / WARP_N, THREADS = TILE_M / WARP_M * WARPS_N * 32;
     constexpr int MS = WARP_M / 16, NS = WARP_N / 8;
-    __shared__ alignas(16) bf16 shared_a[TILE_M][ROW];
-    __shared__ alignas(16) bf16 shared_b[TILE_N][ROW];
+    __shared__ Slices<TILE_M, TILE_N> slices;
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, pair = 2 * (lane % 4);
     const int first_m = blockIdx.y * TILE_M, first_n = blockIdx.x * TILE_N;
@@ -59,8 +64,8 @@ __device__ inline void gemm_body(const bf16* a, const bf16* b, bf16* c, int m, i
     piece_b.load(b, first_n, n, 0, k);
     for (int start = 0; start < k; start += SLICE) {
         __syncthreads();
-        piece_a.store(shared_a);
-        piece_b.store(shared_b);
+        piece_a.store(slices.a);
+        piece_b.store(slices.b);
         __syncthreads();
         piece_a.load(a, first_m, m, start + SLICE, k);
         piece_b.load(b, first_n, n, start + SLICE, k);
@@ -72,10 +77,10 @@ __device__ inline void gemm_body(const bf16* a, const bf16* b, bf16* c, int m, i
 #pragma unroll
                 for (int part = 0; part < 4; ++part)
                     left[i][part] =
-                        load_pair(&shared_a[warp_m + i * 16 + group + part % 2 * 8][s + pair + part / 2 * 8]);
+                        load_pair(&slices.a[warp_m + i * 16 + group + part % 2 * 8][s + pair + part / 2 * 8]);
 #pragma unroll
             for (int j = 0; j < NS; ++j) {
-                const bf16* at = &shared_b[warp_n + j * 8 + group][s + pair];
+                const bf16* at = &slices.b[warp_n + j * 8 + group][s + pair];
                 const unsigned int right[2] = {load_pair(at), load_pair(at + 8)};
 #pragma unroll
                 for (int i = 0; i < MS; ++i) mma_16x8x16(total[i][j], left[i], right);

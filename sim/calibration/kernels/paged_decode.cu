@@ -138,7 +138,6 @@ __device__ inline void decode_body(const bf16* query, Paged cache, const int* co
         decode_body<DIM, GROUP>(query, cache, context_lengths, partials, scale);                                      \
     }
 
-PAGED_DECODE(64, 1)
 PAGED_DECODE(64, 4)
 PAGED_DECODE(64, 8)
 PAGED_DECODE(128, 1)

@@ -15,7 +15,7 @@ constexpr int PAD = 8;  // elements behind each row in shared memory: rows start
 constexpr float MASKED = -1e30f;
 
 template <int HEAD_DIM>
-struct Tile {
+struct alignas(16) Tile {
     bf16 keys[KEYS][HEAD_DIM + PAD];
     bf16 values[HEAD_DIM][KEYS + PAD];  // transposed
 };

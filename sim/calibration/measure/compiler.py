@@ -12,7 +12,17 @@ from typing import Any, NoReturn
 from sim.errors import InputError, RunError
 
 HEADER = "common.cuh"
-SOURCES = ("ceilings", "elementwise", "gemm", "paged_decode", "prefill_attention")
+KERNELS = {
+    "ceilings": ("stream_copy", "stream_read", "peak_fma", "peak_mma", "empty"),
+    "elementwise": ("add_rms_norm", "rotary", "silu_multiply"),
+    "gemm": ("gemm_128x128", "gemm_16x32"),
+    "paged_decode": (
+        *("paged_decode_d64_g4", "paged_decode_d64_g8", "paged_decode_combine"),
+        *("paged_decode_d128_g1", "paged_decode_d128_g4", "paged_decode_d128_g8"),
+    ),
+    "prefill_attention": ("prefill_attention_d64", "prefill_attention_d128"),
+}
+SOURCES = tuple(KERNELS)
 INSTALL = "pip install 'servesim[cuda]'"
 OPTIONS = ("-std=c++17", "--ptxas-options=-v")
 
