@@ -10,6 +10,7 @@ from sim.cost import ExplainingCostModel, build_cost_model, default_kind
 from sim.engine import Simulation
 from sim.errors import InputError
 from sim.hardware import load_gpu
+from sim.interfaces import Traits
 from sim.memory import plan_memory
 from sim.model import load_model
 from sim.replica import Limits, Replica
@@ -173,10 +174,21 @@ class PoolBuilder:
 
     def _check_slots(self) -> None:
         """Fail before the run for what only building a replica would show."""
-        self.scheduler(0), self.preemption(0)
+        self.preemption(0)
+        self._check_budget(getattr(self.scheduler(0), "traits", Traits()))
         kv = self.pool.kv_cache
         where = self.config.where(f"{self.path}.kv_cache")
         self.allocator = policies.make("block_allocator", kv.allocator, kv.params, where)
+
+    def _check_budget(self, traits: Traits) -> None:
+        limits = self.limits
+        if limits.chunked_prefill or traits.drops_unservable or limits.max_num_batched_tokens >= limits.max_model_len:
+            return
+        where = self.config.where(f"{self.path}.scheduler.max_num_batched_tokens")
+        raise InputError(
+            f"{where}: without chunked prefill a step must hold the longest sequence: max_num_batched_tokens "
+            f"({limits.max_num_batched_tokens}) must not be below max_model_len ({limits.max_model_len})"
+        )
 
     def replica(self, index: int, clock: Clock, on_end: EndFunction, columns: Columns) -> Replica:
         """Replica number `index` of the cluster."""

@@ -40,9 +40,11 @@ class SimpleChunking:
     def schedule(self, batch: BatchBuilder) -> None:
         if not self._decodes_turn and self._add_chunks(batch):
             self._decodes_turn = True
-            batch.ask_again()  # the decodes' turn ends with the next step, whether there are any or not
+            batch.ask_again()
             return
         batch.add_decodes_or_preempt()
+        if self._decodes_turn:
+            batch.ask_again()  # the next turn is another one, even if this step was empty
         self._decodes_turn = False
 
     def _add_chunks(self, batch: BatchBuilder) -> bool:

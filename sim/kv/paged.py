@@ -235,7 +235,9 @@ class PagedKV:
     def _add(self, seq: Sequence, run: Run, low: int, high: int) -> None:
         if seq.held:
             piece, start, stop = seq.held[-1]
-            if piece.run is run and stop == low == piece.high and piece.references == 1 and piece.sibling is None:
+            alone = piece.run is run and stop == low == piece.high and piece.references == 1 and piece.sibling is None
+            # An older copy of these blocks must stay first: then the new ones are a piece of their own, behind it.
+            if alone and not any(low < other.high and other.low < high for other in run.pieces):
                 piece.high = high
                 seq.held[-1] = (piece, start, high)
                 return

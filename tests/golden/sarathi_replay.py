@@ -53,4 +53,4 @@ def engine_of(config: dict[str, Any]) -> Engine:
         chunked_prefill=config["scheduler"] in ("sarathi", "simple_chunking"),
         watermark_blocks=0 if config["scheduler"] in WITHOUT_WATERMARK else int(0.01 * blocks),
     )
-    return Engine(name, params, limits, blocks, config["block_size"])
+    return Engine(name, params, limits, blocks, config["block_size"], new_first=False)

@@ -33,6 +33,7 @@ class Engine:
     num_blocks: int
     block_size: int
     host_blocks: int | None = None
+    new_first: bool = True  # whether the recording lists chunks of new prompts before those of running ones
 
 
 @dataclass
@@ -96,7 +97,7 @@ def replay_engine(engine: Engine, requests: list[dict[str, Any]], step_by_step: 
             replica.host = HostMemory(engine.host_blocks, abort_when_full=True)
             replica.swaps = lambda seq: True
         if step_by_step:
-            replica.observer = lambda builder: replay.steps.append(step_of(replica, builder, replay))
+            replica.observer = lambda builder: replay.steps.append(step_of(replica, builder, replay, engine.new_first))
         return [replica]
 
     simulation = Simulation(workload(requests), make, ROUTERS["round_robin"](), ADMISSIONS["always"]())
@@ -125,10 +126,10 @@ def workload(requests: list[dict[str, Any]]) -> Workload:
     )
 
 
-def step_of(replica: Replica, builder: BatchBuilder, replay: EngineReplay) -> Step:
+def step_of(replica: Replica, builder: BatchBuilder, replay: EngineReplay, new_first: bool) -> Step:
     """The builder's step in the words of the recordings."""
     back = {seq.row for seq in builder.swapped_in}
-    new = {seq.row for seq in builder.admitted}
+    new = {seq.row for seq in builder.admitted if new_first}
     chunks = sorted(builder.chunks, key=lambda chunk: 0 if chunk[0].row in new else 1 + (chunk[0].row in back))
     decodes = [seq for seq in replica.running.values() if builder.decoded and seq.phase is Phase.DECODE]
     decodes.sort(key=lambda seq: seq.row in back)

@@ -37,7 +37,7 @@ def build_driver(folder: Path, edits: dict[str, tuple[str, str]] | None = None) 
     listed = ", ".join(f"KERNEL({name})" for name in names)
     (folder / "kernels.inc").write_text(f"{includes}#define KERNELS {listed}\n", encoding="utf-8")
     subprocess.run(
-        ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1"]
+        ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-w", "-Wl,-soname,libcuda.so.1"]
         + ["-I", str(folder), "-o", str(folder / "libcuda.so.1"), str(HERE / "driver.cpp"), "-ldl"],
         check=True,
     )

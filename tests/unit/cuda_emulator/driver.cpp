@@ -64,6 +64,7 @@ bool guards_intact(uintptr_t at, size_t size) {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 Result cuInit(unsigned) { return SUCCESS; }
@@ -103,7 +104,7 @@ Result cuMemGetInfo(size_t* free, size_t* total) { return *free = size_t(1) << 2
 Result cuMemHostAlloc(void** at, size_t size, unsigned) { return *at = std::malloc(size), SUCCESS; }
 Result cuMemFreeHost(void* at) { return std::free(at), SUCCESS; }
 
-Result copy(void* to, const void* from, size_t size) {
+static Result copy(void* to, const void* from, size_t size) {
     return run([=] { return std::memcpy(to, from, size), SUCCESS; });
 }
 Result cuMemcpyHtoD(uintptr_t to, const void* from, size_t size) { return copy((void*)to, from, size); }
