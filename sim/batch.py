@@ -57,7 +57,7 @@ class BatchBuilder:
         self.dropped: list[Sequence] = []  # given up for good
         self.swapped_out: list[Sequence] = []
         self.swapped_in: list[Sequence] = []
-        self.progress_lost: dict[int, int] = {}  # computed known tokens of the preempted before that, by row
+        self.progress_lost: dict[int, tuple[int, int]] = {}  # prompt tokens computed and left when preempted, by row
         self.num_copied_blocks = 0  # between GPU and host, before this step
         self.again = False  # the scheduler wants to be asked for the next step whatever happens
         self.short_of_memory = False  # somebody was refused because blocks did not suffice
@@ -167,6 +167,10 @@ class BatchBuilder:
         """Running sequences whose prompt is not computed yet, in running order."""
         return list(self._replica.prefills.values())
 
+    def prefills_by_slot(self) -> list[Sequence]:
+        """The same by the number of their slot, where the allocator has slots."""
+        return sorted(self._replica.prefills.values(), key=self._kv.slot_of)
+
     def decoding(self) -> list[Decoding]:
         """Running sequences in decode, in running order."""
         clock = self._cohort.clock
@@ -210,9 +214,10 @@ class BatchBuilder:
         """State that nobody waiting can get in before something arrives or leaves."""
         self.refused = True
 
-    def running_tenants(self) -> dict[int, str]:
-        """Tenant of each running sequence by its order ('' for none)."""
-        return {order: seq.tenant or "" for order, seq in self._replica.running.items()}
+    def progress(self) -> Iterator[tuple[int, str, int]]:
+        """Row, tenant ('' for none) and tokens computed so far of each running sequence, in running order."""
+        replica = self._replica
+        return ((seq.row, seq.tenant or "", replica.num_computed(seq)) for seq in replica.running.values())
 
     def waiting_tenants(self) -> dict[str, int]:
         """Tenants with waiting sequences, in the order in which they began to wait, with the number of that beginning.
@@ -382,7 +387,8 @@ class BatchBuilder:
             raise PolicyError(f"preempted request {chosen.row} at {self.now} s is not running")
         took_token = self.took_token(victim)
         self._adapters = None
-        self.progress_lost[victim.row] = victim.num_computed if victim.phase is Phase.PREFILL else victim.num_known
+        computed = victim.num_computed if victim.phase is Phase.PREFILL else victim.num_known
+        self.progress_lost[victim.row] = computed, victim.num_known - computed
         for i, (seq, tokens) in enumerate(self.chunks):
             if seq is victim:
                 self.tokens_left += tokens

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import policies
 from sim.cost import ExplainingCostModel, build_cost_model, default_kind
+from sim.cost.drafting import DraftingCost, one_layer_of
 from sim.engine import Simulation
 from sim.errors import InputError
 from sim.hardware import load_gpu
@@ -15,6 +17,8 @@ from sim.memory import plan_memory
 from sim.model import load_model
 from sim.replica import Limits, Replica
 from sim.seeds import Seeds
+from sim.speculation import DrawnAcceptance, SpeculationRules, acceptance_chances
+from sim.speculative_replica import SpeculativeReplica
 from sim.workload.config import build_workload
 
 if TYPE_CHECKING:
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from sim.config import ExperimentConfig, PoolConfig
     from sim.engine import EndFunction
     from sim.interfaces import PreemptionPolicy, Scheduler
+    from sim.model import ModelSpec
     from sim.workload.columns import Columns
 
 T = TypeVar("T")
@@ -56,8 +61,10 @@ def build(
         make_slot(config, "admission", seeds),
         timeline_interval=timeline_interval,
         client_timeout=config.client.timeout,
+        length_predictor=make_slot(config, "length_predictor", seeds),
     )
     simulation.warnings += dict.fromkeys(note for builder in builders for note in builder.cost_notes)
+    simulation.warnings += dict.fromkeys(note for builder in builders for note in prediction_notes(config, builder))
     return simulation
 
 
@@ -66,6 +73,24 @@ def make_slot(config: ExperimentConfig, kind: str, seeds: Seeds) -> Any:
     slot = getattr(config.cluster, kind)
     where = config.where(f"cluster.{kind}")
     return policies.make(kind, slot.policy, slot.params, where, rng=seeds.generator(kind))
+
+
+def prediction_notes(config: ExperimentConfig, builder: PoolBuilder) -> list[str]:
+    """Which length prediction the policies of a pool used, if they use any."""
+    predictor, pool = config.cluster.length_predictor.policy, builder.pool
+    policies_of_pool = (
+        ("scheduler", pool.scheduler.policy, builder.scheduler(0)),
+        ("preemption victim", pool.preemption.victim, builder.preemption(0)),
+    )
+    if predictor == "none":
+        source = "the declared maximum, for want of a length predictor"
+    else:
+        source = f"the lengths of predictor '{predictor}'"
+    return [
+        f"{kind} '{name}' decides by {source}"
+        for kind, name, policy in policies_of_pool
+        if getattr(policy, "uses_prediction", False)
+    ]
 
 
 class PoolBuilder:
@@ -117,11 +142,25 @@ class PoolBuilder:
         return []
 
     def _cost_model(self) -> ExplainingCostModel:
+        target, speculation = self._cost_of(self.model), self.pool.speculation
+        if speculation is None:
+            return target
+        drafts, ratio = speculation.num_speculative_tokens, speculation.draft_cost_ratio
+        if ratio is not None or speculation.method == "ngram":
+            return DraftingCost(target, drafts, cost_ratio=ratio or 0.0)
+        if self.cost_kind not in ("roofline", "fitted"):
+            raise InputError(
+                f"kind {self.cost_kind} knows no drafter: give speculation.draft_cost_ratio (0: drafting takes no time)"
+            )
+        drafter = load_model(speculation.draft_model) if speculation.draft_model else one_layer_of(self.model)
+        return DraftingCost(target, drafts, self._cost_of(drafter))
+
+    def _cost_of(self, model: ModelSpec) -> ExplainingCostModel:
         slot, scheduler = self.pool.cost_model, self.pool.scheduler
         return build_cost_model(
             self.cost_kind,
             slot.params,
-            model=self.model,
+            model=model,
             gpu=self.gpu,
             tensor_parallel=self.pool.tensor_parallel,
             pipeline_parallel=self.pool.pipeline_parallel,
@@ -179,6 +218,9 @@ class PoolBuilder:
         kv = self.pool.kv_cache
         where = self.config.where(f"{self.path}.kv_cache")
         self.allocator = policies.make("block_allocator", kv.allocator, kv.params, where)
+        if self.pool.speculation is not None and (kv.allocator, self.pool.preemption.mode) != ("paged", "recompute"):
+            where = self.config.where(f"{self.path}.speculation")
+            raise InputError(f"{where}: is modelled with kv_cache.allocator paged and preemption.mode recompute only")
 
     def _check_budget(self, traits: Traits) -> None:
         limits = self.limits
@@ -190,10 +232,21 @@ class PoolBuilder:
             f"({limits.max_num_batched_tokens}) must not be below max_model_len ({limits.max_model_len})"
         )
 
+    def _replica_class(self) -> Callable[..., Replica]:
+        speculation = self.pool.speculation
+        if speculation is None:
+            return Replica
+        drafts = speculation.num_speculative_tokens
+        # One seed for all replicas: a request has the same luck wherever it is sent.
+        seed = int(self.seeds.generator("acceptance").integers(2**63))
+        acceptance = DrawnAcceptance(seed, acceptance_chances(speculation.acceptance, drafts))
+        rules = SpeculationRules.of(speculation.method, drafts)
+        return partial(SpeculativeReplica, rules=rules, acceptance=acceptance)
+
     def replica(self, index: int, clock: Clock, on_end: EndFunction, columns: Columns) -> Replica:
         """Replica number `index` of the cluster."""
         kv = self.pool.kv_cache
-        return Replica(
+        return self._replica_class()(
             index,
             clock,
             self.scheduler(index),

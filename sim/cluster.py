@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sim.clock import Clock
-    from sim.interfaces import AdmissionPolicy, Router
+    from sim.interfaces import AdmissionPolicy, LengthPredictor, Router
     from sim.replica import Replica
     from sim.request import Sequence
 
@@ -30,11 +30,14 @@ class Cluster:
         admission: AdmissionPolicy,
         on_refused: Callable[[Sequence, str, bool], None],
         on_delayed: Callable[[Sequence, float], None],
+        predictor: LengthPredictor | None = None,
     ) -> None:
         self.clock = clock
         self.replicas = replicas
         self.router = router
         self.admission = admission
+        self.predictor = predictor
+        self._on_ended: Callable[[Sequence, int, bool], None] | None = getattr(admission, "ended", None)
         self.on_refused = on_refused  # (sequence, reason, whether it could never be served)
         self.on_delayed = on_delayed
         self.outstanding_requests = np.zeros(len(replicas), dtype=np.int64)
@@ -54,6 +57,7 @@ class Cluster:
         replica = self._route(seq, now)
         reason = replica.unservable(seq)
         if reason is not None:
+            self._tell(seq, False)
             self.on_refused(seq, reason, True)
             return None
         self.outstanding_requests[replica.index] += 1
@@ -74,10 +78,25 @@ class Cluster:
             raise PolicyError(f"{name} sent request {seq.row} at {now} s to replica {position} of {len(self.replicas)}")
         return self.replicas[position]
 
-    def left(self, seq: Sequence, replica: Replica) -> None:
+    def left(self, seq: Sequence, replica: Replica, finished: bool = False) -> None:
         """A request ended on the replica, however it ended."""
         self.outstanding_requests[replica.index] -= 1
         self.outstanding_tokens[replica.index] -= expected_tokens(seq)
+        self._tell(seq, finished)
+
+    def _tell(self, seq: Sequence, finished: bool) -> None:
+        """Admission policies that keep accounts, and predictors that learn, hear of ends."""
+        if self._on_ended is not None:
+            self._on_ended(seq, seq.num_emitted, finished)
+        if finished and self.predictor is not None:
+            self.predictor.learn(seq, seq.num_emitted)
+
+    def predict(self, seq: Sequence) -> None:
+        """Fill in what the length predictor says of an arriving request."""
+        if self.predictor is not None:
+            truth = min(seq._num_output_tokens, seq.max_output_tokens)
+            oracle = getattr(self.predictor, "is_oracle", False)
+            seq.predicted_output_tokens = self.predictor.predict(seq, truth if oracle else None)
 
 
 def expected_tokens(seq: Sequence) -> int:

@@ -9,7 +9,8 @@ import numpy as np
 from sim.cost.base import BatchShape
 from sim.kv.contiguous import ContiguousKV
 from sim.preemptions import preemption_columns
-from sim.result import DecodeSpans, MemoryTotals, ReplicaResult, RunResult
+from sim.result import DecodeSpans, MemoryTotals, ReplicaResult, RunResult, SpeculationTotals
+from sim.speculative_replica import SpeculativeReplica
 from sim.units import to_grid
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ def collect(simulation: Simulation, wall_seconds: float) -> RunResult:
         add_interference(interference, replica, span)
     requests["interference_duration"] = interference
     requests["transfer_duration"] = np.zeros(len(simulation.workload))
+    if len(simulation.predictions):
+        predicted = np.full(len(simulation.workload), np.nan)
+        predicted[simulation.predictions.column("row").astype(np.int64)] = simulation.predictions.column("num_tokens")
+        requests["predicted_output_tokens"] = predicted
     requests["saved_prefill_seconds"] = saved_prefill(simulation, requests)
     return RunResult(
         requests=requests,
@@ -97,6 +102,8 @@ def decode_spans(replica: Replica, end_time: FloatArray) -> DecodeSpans:
 def add_interference(total: FloatArray, replica: Replica, spans: DecodeSpans) -> None:
     """Add to each request the time that mixed steps took longer than the same steps without their prefill tokens."""
     mixed = replica.mixed
+    if isinstance(replica, SpeculativeReplica):
+        np.add.at(total, replica.delays.column("row").astype(np.int64), replica.delays.column("seconds"))
     if not len(mixed):
         return
     extra = np.zeros(len(spans.ends) + 1)
@@ -168,7 +175,17 @@ def replica_result(replica: Replica, spans: DecodeSpans) -> ReplicaResult:
         num_gpus=replica.num_gpus,
         gpu=replica.gpu,
         memory=memory_totals(replica),
+        speculation=speculation_totals(replica),
     )
+
+
+def speculation_totals(replica: Replica) -> SpeculationTotals | None:
+    """Drafts and what became of them; None for a replica without speculation."""
+    if not isinstance(replica, SpeculativeReplica):
+        return None
+    drafts = replica.deliveries.column("num_drafts").astype(np.int64)
+    accepted = replica.deliveries.column("num_accepted").astype(np.int64)
+    return SpeculationTotals(int(np.count_nonzero(drafts)), int(drafts.sum()), int(accepted.sum()))
 
 
 def memory_totals(replica: Replica) -> MemoryTotals:

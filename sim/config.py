@@ -29,6 +29,7 @@ from sim.config_paths import absolute_paths
 from sim.config_sets import Setting, apply_setting, parse_setting
 from sim.errors import InputError
 from sim.presets import fill_from_preset
+from sim.speculation import acceptance_chances
 from sim.workload.config import WorkloadConfig
 from sim.yamlfile import YamlFile
 
@@ -171,6 +172,34 @@ class CostModelConfig(Slot):
     kind: str = "auto"
 
 
+class SpeculationConfig(Model):
+    """Speculative decoding of a pool. The number of accepted drafts is drawn by seed, request and output token."""
+
+    method: Literal["eagle", "eagle_drop", "draft_model", "ngram"] = Field(
+        description="eagle: also MTP; eagle_drop: eagle as in older engines, the last block of a prefix hit is recomputed"
+    )
+    num_speculative_tokens: int = Field(ge=1, le=64, description="drafts of a step")
+    acceptance: float | list[float] = Field(
+        description="chance that a draft is accepted if those before it were: one for all, or one a draft"
+    )
+    draft_model: str | None = Field(default=None, description="the drafter of method draft_model, as in `model`")
+    draft_cost_ratio: float | None = Field(
+        default=None, ge=0, description="seconds of a draft pass as a share of a decode step; null: from the cost model"
+    )
+
+    @model_validator(mode="after")
+    def _fits_method(self) -> SpeculationConfig:
+        try:
+            acceptance_chances(self.acceptance, self.num_speculative_tokens)
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        if self.draft_model is not None and self.method != "draft_model":
+            raise ValueError(f"draft_model goes with method draft_model, not with {self.method}")
+        if self.method == "draft_model" and self.draft_model is None and self.draft_cost_ratio is None:
+            raise ValueError("method draft_model needs draft_model or draft_cost_ratio")
+        return self
+
+
 class PoolConfig(Model):
     """Replicas of one role: copies of one model on one kind of GPU with one engine configuration."""
 
@@ -186,6 +215,7 @@ class PoolConfig(Model):
     scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
     kv_cache: KvCacheConfig = Field(default_factory=KvCacheConfig)
     preemption: PreemptionConfig = Field(default_factory=PreemptionConfig)
+    speculation: SpeculationConfig | None = Field(default=None, description="speculative decoding; null: none")
     cost_model: CostModelConfig = Field(default_factory=CostModelConfig)
 
 
@@ -201,6 +231,7 @@ class ClusterConfig(Model):
     admission: PolicySlot = _slot("always")
     autoscaler: PolicySlot = _slot("fixed")
     disaggregation: PolicySlot = _slot("colocated")
+    length_predictor: PolicySlot = _slot("none")
 
     @model_validator(mode="after")
     def _pools_fit(self) -> ClusterConfig:

@@ -18,7 +18,7 @@ from sim.units import to_grid
 from sim.workload.columns import Columns
 
 if TYPE_CHECKING:
-    from sim.interfaces import AdmissionPolicy, Router
+    from sim.interfaces import AdmissionPolicy, LengthPredictor, Router
     from sim.replica import Replica
     from sim.workload.base import Workload
 
@@ -41,13 +41,17 @@ class Simulation:
         admission: AdmissionPolicy,
         timeline_interval: float | None = None,
         client_timeout: float | None = None,
+        length_predictor: LengthPredictor | None = None,
     ) -> None:
         self.clock = Clock()
         self.workload = workload
         self.warnings = list(workload.warnings)  # for the summary
         self.columns = Columns(workload)
         self.replicas = make_replicas(self.clock, self._on_end, self.columns)
-        self.cluster = Cluster(self.clock, self.replicas, router, admission, self._on_refused, self._on_delayed)
+        self.cluster = Cluster(
+            self.clock, self.replicas, router, admission, self._on_refused, self._on_delayed, length_predictor
+        )
+        self.predictions = Table(("row", "num_tokens"))
         self.timeline_interval = timeline_interval
         self.client_timeout = NEVER if client_timeout is None else to_grid(client_timeout)
         self.records = Table(REQUEST_COLUMNS)
@@ -111,6 +115,9 @@ class Simulation:
 
     def _arrive(self, row: int) -> None:
         seq = self.columns.sequence(row, self.clock.now)
+        self.cluster.predict(seq)
+        if seq.predicted_output_tokens is not None:
+            self.predictions.append((row, seq.predicted_output_tokens))
         self._enter(seq)
         patience = min(self.columns.cancel_after(row), self.client_timeout)
         if patience < NEVER and seq.phase is not Phase.ENDED:
@@ -134,7 +141,7 @@ class Simulation:
 
     def _on_end(self, seq: Sequence, time: float, replica: Replica) -> None:
         """The last token of a request has been delivered."""
-        self.cluster.left(seq, replica)
+        self.cluster.left(seq, replica, finished=seq.failure is None)
         if self._placed:
             self._placed.pop(seq.row, None)
         status = Status.FINISHED

@@ -37,8 +37,8 @@ class Traits:
 class Scheduler(Protocol):
     """Decides what one replica executes in the next step.
 
-    May have an attribute `traits: Traits`, and a method `never_fits(seq, pool_tokens, block_size) -> str | None` that says why a
-    request could not be admitted even on an empty replica.
+    May have an attribute `traits: Traits`, and a method `never_fits(seq, pool_tokens, block_size) -> str | None` that
+    says why a request could not be admitted even on an empty replica.
     """
 
     # Further optional members. `next_tenant(tenants) -> tenant`: the waiting queue is one queue a tenant, and this says whose
@@ -71,6 +71,21 @@ class PreemptionPolicy(Protocol):
         ...
 
 
+class LengthPredictor(Protocol):
+    """Says how many output tokens a request will have; one for the cluster.
+
+    May have an attribute `is_oracle = True`: only then is it told the truth.
+    """
+
+    def predict(self, request: RequestView, true_output_tokens: int | None) -> float | None:
+        """Expected output tokens of an arriving request, or None for no prediction. Asked once a request."""
+        ...
+
+    def learn(self, request: RequestView, num_output_tokens: int) -> None:
+        """A request finished with so many output tokens."""
+        ...
+
+
 class Router(Protocol):
     """Chooses the replica of a request."""
 
@@ -80,7 +95,11 @@ class Router(Protocol):
 
 
 class AdmissionPolicy(Protocol):
-    """Decides at the door whether a request enters the cluster."""
+    """Decides at the door whether a request enters the cluster.
+
+    May have a method `ended(request, num_output_tokens, finished)`, told of every admitted request that ended,
+    however it did.
+    """
 
     def admit(self, request: RequestView, cluster: ClusterView, now: float) -> Admission:
         """Admit, delay until an instant, or reject with a reason."""

@@ -57,6 +57,8 @@ def measure(result: RunResult, workload: Workload, config: object) -> Measured:
     columns["max_itl"] = gaps.max_itl
     columns["queueing_delay"] = raw["first_scheduled_time"] - raw["arrival_time"]
     columns |= _parts(raw, config)
+    if "predicted_output_tokens" in raw:
+        columns["predicted_output_tokens"] = raw["predicted_output_tokens"]
     offered = ~np.isnan(raw["arrival_time"]) & ~warmup_mask(raw["arrival_time"], config)
     return Measured(columns, gaps, offered, offered & (raw["status"] == Status.FINISHED))
 

@@ -63,6 +63,9 @@ def summarize(
     summary |= _work(result, measured)
     summary["kv_cache"] = _kv_cache(result, warnings)
     summary["prefix_cache"] = _prefix_cache(result, workload, measured, warnings)
+    summary |= _speculation(result)
+    if "predicted_output_tokens" in measured.columns:
+        summary["length_prediction"] = _length_prediction(measured)
     summary["replicas"] = [_replica(replica, result.end_time) for replica in result.replicas]
     summary["cost"] = _cost(result, config, warnings)
     summary |= _groups(measured, config, warnings)
@@ -192,6 +195,33 @@ def _prefix_cache(result: RunResult, workload: Workload, measured: Measured, war
     rate = hits / lookups if lookups else None
     saved = _saved(result, looked, warnings)
     return {"enabled": True} | dict(zip(names, (lookups, hits, rate, saved, evicted), strict=True))
+
+
+def _speculation(result: RunResult) -> dict[str, Any]:
+    """Drafts of the whole run, in vLLM's terms: rate = accepted / drafted, length = 1 + accepted a step. Absent without."""
+    totals = [replica.speculation for replica in result.replicas if replica.speculation is not None]
+    if not totals:
+        return {}
+    steps, drafted = sum(t.num_drafts for t in totals), sum(t.num_draft_tokens for t in totals)
+    accepted = sum(t.num_accepted_tokens for t in totals)
+    block = {"num_drafts": steps, "num_draft_tokens": drafted, "num_accepted_tokens": accepted}
+    rates = {"acceptance_rate": accepted / drafted, "acceptance_length": 1 + accepted / steps} if steps else {}
+    return {"speculation": block | {"acceptance_rate": None, "acceptance_length": None} | rates}
+
+
+def _length_prediction(measured: Measured) -> dict[str, Any]:
+    """Predicted minus true output tokens of the finished requests that had a prediction."""
+    rows = measured.finished & ~np.isnan(measured.columns["predicted_output_tokens"])
+    true = measured.columns["num_output_tokens"][rows]
+    error = measured.columns["predicted_output_tokens"][rows] - true
+    count = len(error)
+    return {
+        "num_predicted": count,
+        "mean_error": exact_sum(error) / count if count else None,
+        "mean_absolute_error": exact_sum(np.abs(error)) / count if count else None,
+        "median_relative_error": float(np.median(np.abs(error) / np.maximum(true, 1))) if count else None,
+        "share_too_short": float(np.count_nonzero(error < 0) / count) if count else None,
+    }
 
 
 def _looked_up(result: RunResult, measured: Measured) -> BoolArray:

@@ -175,6 +175,14 @@ class Replica:
         return len(self.running)
 
     @property
+    def num_kv_blocks(self) -> int:
+        return self.kv.num_usable
+
+    @property
+    def kv_block_size(self) -> int:
+        return self.kv.block_size
+
+    @property
     def num_outstanding(self) -> int:
         return len(self.waiting) + len(self.swapped) + len(self.running)
 
@@ -214,11 +222,12 @@ class Replica:
 
     def unservable(self, seq: Sequence) -> str | None:
         """Why this replica could never serve the sequence, or None; also settles how many tokens it will emit here."""
-        room = self.limits.max_model_len - seq.num_prompt_tokens + self.traits.extra_tokens
+        longest = min(self.limits.max_model_len + self.traits.extra_tokens, self.kv.longest_sequence)
+        room = longest - seq.num_prompt_tokens
         if room < 1 and self.traits.drops_unservable:
             return None
         if room < 1:
-            return f"prompt of {seq.num_prompt_tokens} tokens does not fit max_model_len {self.limits.max_model_len}"
+            return f"prompt of {seq.num_prompt_tokens} tokens does not fit a sequence of at most {longest} tokens"
         late = self.limits.chunked_prefill or self.traits.drops_unservable
         if not late and seq.num_prompt_tokens > self.limits.max_num_batched_tokens:
             budget = self.limits.max_num_batched_tokens

@@ -60,6 +60,15 @@ class MemoryTotals:
 
 
 @dataclass
+class SpeculationTotals:
+    """Speculative decoding over the run. Dummy drafts that pad an admission count as drafts, and are never accepted."""
+
+    num_drafts: int  # steps of a sequence that verified drafts
+    num_draft_tokens: int
+    num_accepted_tokens: int  # those beyond a request's last token included
+
+
+@dataclass
 class ReplicaResult:
     """Totals of one replica over the run."""
 
@@ -83,6 +92,7 @@ class ReplicaResult:
     num_gpus: int
     gpu: str
     memory: MemoryTotals = field(default_factory=MemoryTotals)
+    speculation: SpeculationTotals | None = None  # None: the replica does not speculate
 
 
 @dataclass

@@ -1,11 +1,11 @@
 """Speculative decoding: how the methods differ for a scheduler, and how many drafts the target model accepts.
 
-Semantics: vLLM V1 (0.33). A method says how many KV slots beyond the scheduled tokens a sequence needs (`lookahead`), what
-its drafting costs in the budget of input tokens (`slots`), and how it changes prefix hits. How many drafts are accepted is
-drawn per (seed, request, output token), so that neither batching nor preemption nor another policy changes a draw.
+Semantics: vLLM V1 (0.33). A method says how many KV slots beyond the scheduled tokens a sequence needs (`lookahead`),
+what its drafting costs in the budget of input tokens (`slots`), and how it changes prefix hits. How many drafts are
+accepted is drawn per (seed, request, output token), so that neither batching nor preemption nor a policy changes a draw.
 
-Not modelled: tree drafts, drafts of varying number (suffix decoding), prompts for which an n-gram finds nothing (a vector of
-acceptance chances stands for all of it), the KV memory of a draft model.
+Not modelled: tree drafts, drafts of varying number (suffix decoding), texts in which an n-gram finds nothing (a vector
+of acceptance chances stands for all of it), the weights and the KV memory of a drafter.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 class SpeculationRules:
     """What one method means for the scheduler.
 
-    `num_drafts`: draft tokens of every step. `lookahead`: KV slots beyond the scheduled tokens. `slots`: input tokens that
-    drafting adds per scheduled request. `hashes_next_token`: a block's hash also covers the token after it.
+    `num_drafts`: draft tokens of every step. `lookahead`: KV slots beyond the scheduled tokens. `slots`: input tokens
+    that drafting adds per scheduled request. `hashes_next_token`: a block's hash also covers the token after it.
     `drops_last_block`: the last block of every prefix hit is computed again.
     """
 
@@ -57,7 +57,7 @@ class Acceptance(Protocol):
     """Says how many drafts the target model accepts."""
 
     def num_accepted(self, row: int, num_verified: int, num_emitted: int, num_drafts: int) -> int:
-        """Accepted drafts, 0 to `num_drafts`, of a request that verified `num_verified` times and emitted `num_emitted`."""
+        """Accepted drafts, 0 to `num_drafts`, of a request with so many verify steps and output tokens behind it."""
         ...
 
 
@@ -85,7 +85,7 @@ def acceptance_chances(acceptance: float | Ordered[float], num_drafts: int) -> l
     chances = [acceptance] * num_drafts if isinstance(acceptance, int | float) else list(acceptance)
     if len(chances) != num_drafts:
         raise InputError(
-            f"acceptance has {len(chances)} values, num_speculative_tokens is {num_drafts}; give one a draft, or one number"
+            f"acceptance has {len(chances)} values for {num_drafts} num_speculative_tokens; give one a draft, or a number"
         )
     for chance in chances:
         if not 0.0 <= chance <= 1.0:

@@ -1,7 +1,7 @@
-"""The batch of a replica with speculative decoding: every running sequence asks for its drafts and is served one by one.
+"""The batch of a replica with speculative decoding: running sequences ask for their drafts and are served one by one.
 
-Semantics: running and waiting pass of vLLM V1 (0.33) with drafts, lookahead slots, the input budget of a draft model, and
-admissions padded with dummy drafts.
+Semantics: running and waiting pass of vLLM V1 (0.33) with drafts, lookahead slots, the input budget of a draft model,
+and admissions padded with dummy drafts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sim.batch import BatchBuilder
+from sim.batch import BatchBuilder, Decoding
 from sim.errors import PolicyError
 from sim.request import Phase
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sim.kv.paged import Match
     from sim.request import Sequence
     from sim.speculative_replica import SpeculativeReplica
+    from sim.views import SequenceView
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class SpeculativeBuilder(BatchBuilder):
         self._input_left = self._limits.max_num_batched_tokens
         self._prefilled = False  # the running pass scheduled a chunk of a prompt
 
-    # --- the running pass ----------------------------------------------------------------------------------------------
+    # --- the running pass ---------------------------------------------------------------------------------------------
 
     def add_running(self, max_chunk: int) -> None:
         for seq in list(self._replica.running.values()):
@@ -53,14 +54,22 @@ class SpeculativeBuilder(BatchBuilder):
                 self._serve(seq, max_chunk)
 
     def add_decodes(self) -> bool:
-        raise PolicyError("this scheduler treats decodes apart from prefills; speculation is modelled for vllm-v1 only")
+        raise self._unmodelled()
+
+    def _extend(self, seq: Sequence, max_chunk: int) -> None:
+        raise self._unmodelled()
+
+    def _unmodelled(self) -> PolicyError:
+        name = type(self._replica.scheduler).__name__
+        return PolicyError(f"{name} treats decodes apart from prefills; speculation needs a scheduler such as fcfs")
 
     def _budget(self) -> int:
         return min(self.tokens_left, self._input_left - self._replica.rules.slots)
 
     def _serve(self, seq: Sequence, max_chunk: int) -> None:
         state, limits = seq.speculation, self._limits
-        if state.num_promised and seq.num_computed + 2 - state.num_promised >= seq.num_prompt_tokens + seq.max_output_tokens:
+        sure = seq.num_computed + 2 - state.num_promised  # tokens that it will have even if all drafts in flight fail
+        if state.num_promised and sure >= seq.num_prompt_tokens + seq.max_output_tokens:
             return
         target = seq.num_known + state.num_promised  # tokens up to which it computes, drafts apart
         wanted = target + state.num_drafts - seq.num_computed
@@ -92,24 +101,26 @@ class SpeculativeBuilder(BatchBuilder):
         if not entry.verifies:
             self.chunks.append((seq, entry.tokens))
 
-    def preempt(self, victim: Sequence) -> None:
-        entry = self.entries.pop(victim.order, None)
+    def preempt(self, chosen: SequenceView | Decoding) -> None:
+        entry = self.entries.pop(chosen.order, None)
         if entry is not None:
             self._input_left += entry.tokens + self._replica.rules.slots
-            victim.num_computed -= entry.tokens
-            victim.token_time_sum -= entry.tokens * self.now
-            if entry.verifies:
+            entry.seq.num_computed -= entry.tokens
+            entry.seq.token_time_sum -= entry.tokens * self.now
+            if entry.verifies:  # what chunks were given is returned below
                 self.tokens_left += entry.tokens
-        super().preempt(victim)
+        super().preempt(chosen)
 
-    # --- the waiting pass ----------------------------------------------------------------------------------------------
+    # --- the waiting pass ---------------------------------------------------------------------------------------------
 
     def admit(
         self, seq: Sequence, max_chunk: int, hold_tokens: int = 0, fit_tokens: int = 0, spare_blocks: int | None = None
     ) -> bool:
-        """As in `BatchBuilder`, with the slots of drafts; a sequence with one token to compute may be padded with drafts."""
+        """As in `BatchBuilder`, with the slots of drafts; one token to compute may be padded with dummy drafts."""
         limits, budget = self._limits, self._budget()
-        if budget <= 0 or len(self._replica.running) >= limits.max_num_seqs:
+        if seq.num_preemptions >= self._replica.max_preemptions:
+            hold_tokens = self._replica.whole_length(seq)
+        if max_chunk <= 0 or budget <= 0 or len(self._replica.running) >= limits.max_num_seqs:
             return self._refuse()
         match = self._replica.match(seq)
         wanted = seq.num_known - match.num_tokens

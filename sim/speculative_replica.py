@@ -16,6 +16,7 @@ from sim.recorder import Table
 from sim.replica import GRID_SHIFT, Replica
 from sim.request import NEVER, Phase
 from sim.speculative_batch import Entry, SpeculativeBuilder
+from sim.units import to_grid
 
 if TYPE_CHECKING:
     from sim.batch import BatchBuilder
@@ -45,6 +46,7 @@ class SpeculativeReplica(Replica):
         self.acceptance = acceptance
         self.step_by_step = True
         self.deliveries = Table(DELIVERY_COLUMNS)
+        self.delays = Table(("row", "seconds"))  # by which chunks of others lengthened a step
         self.builder: SpeculativeBuilder = SpeculativeBuilder(self)
         self._batches: deque[tuple[float, list[Entry]]] = deque()
         if rules.hashes_next_token:
@@ -52,7 +54,7 @@ class SpeculativeReplica(Replica):
             # A block belongs to the content that holds the token after it: the same as contents one token earlier.
             self.content_spans = lambda row: [(key, max(low - 1, 0), high - 1) for key, low, high in spans_of(row)]
 
-    # --- blocks --------------------------------------------------------------------------------------------------------
+    # --- blocks -------------------------------------------------------------------------------------------------------
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that a sequence holds once `num_tokens` tokens are scheduled, lookahead slots included."""
@@ -64,7 +66,7 @@ class SpeculativeReplica(Replica):
             return reason
         blocks = self.blocks_for(seq.num_prompt_tokens + seq._num_output_tokens - 1)
         if blocks > self.kv.num_usable:
-            return f"needs {blocks} KV blocks at its full length with lookahead slots, the replica has {self.kv.num_usable}"
+            return f"needs {blocks} KV blocks at its full length and lookahead, the replica has {self.kv.num_usable}"
         return None
 
     def match(self, seq: Sequence) -> Match:
@@ -88,7 +90,7 @@ class SpeculativeReplica(Replica):
     def _account_stay(self, seq: Sequence, now: float, num_held_tokens: int, num_reserved: int, ended: bool) -> None:
         super()._account_stay(seq, now, num_held_tokens, 0, ended)  # blocks once taken are kept, but none is reserved
 
-    # --- sequences come and go -----------------------------------------------------------------------------------------
+    # --- sequences come and go ----------------------------------------------------------------------------------------
 
     def submit(self, seq: Sequence, now: float) -> None:
         seq.speculation = SpecState()
@@ -107,7 +109,7 @@ class SpeculativeReplica(Replica):
         super().cancel(seq, now)
         return seq.num_emitted
 
-    # --- one step ------------------------------------------------------------------------------------------------------
+    # --- one step -----------------------------------------------------------------------------------------------------
 
     def _launch(self, builder: BatchBuilder, now: float) -> None:
         """Queue the batch; what it returns is settled when it ends."""
@@ -122,6 +124,8 @@ class SpeculativeReplica(Replica):
         end = start + duration
         if self.steps is not None:
             self._log_step(shape, start, duration, builder)
+        if shape.num_prefill_tokens and shape.num_decode_sequences:
+            self._account_delay(entries, shape, duration)
         for entry in entries:
             self._promise(entry, start, end, len(entries))
         self._batches.append((end, entries))
@@ -133,6 +137,13 @@ class SpeculativeReplica(Replica):
         if self.sampled:
             self._recent.append((end, num_tokens))
         self.next_call = now if len(unfinished) + 1 < self.limits.depth else (unfinished[0] if unfinished else end)
+
+    def _account_delay(self, entries: list[Entry], shape: BatchShape, duration: float) -> None:
+        alone = shape._replace(num_prefill_tokens=0, num_prefill_sequences=0, prefill_pairs=0, prefill_context=0)
+        extra = max(0.0, duration - to_grid(self.cost.step_time(alone)))
+        for entry in entries:
+            if entry.verifies:
+                self.delays.append((entry.seq.row, extra))
 
     def _promise(self, entry: Entry, start: float, end: float, batch_size: int) -> None:
         """Account for what is sure when the batch is queued."""
@@ -160,7 +171,7 @@ class SpeculativeReplica(Replica):
                     self._settle(entry, end)
 
     def _settle(self, entry: Entry, end: float) -> None:
-        """The tokens of one sequence have come back: take back rejected drafts, deliver the rest, end what is complete."""
+        """Tokens of one sequence have come back: take back rejected drafts, deliver the others, end it if complete."""
         seq, state = entry.seq, entry.seq.speculation
         accepted = self._accepted(entry)
         here = entry.residence == seq.num_preemptions  # otherwise its blocks are gone, but its tokens are not

@@ -83,6 +83,14 @@ class ReplicaView(Protocol):
         """Waiting plus running."""
 
     @property
+    def num_kv_blocks(self) -> int:
+        """Blocks of KV memory that sequences can use."""
+
+    @property
+    def kv_block_size(self) -> int:
+        """Tokens a block."""
+
+    @property
     def kv_usage(self) -> float:
         """Share of usable blocks that are referenced, 0 to 1."""
 

@@ -9,10 +9,12 @@ from policies.block_allocator.contiguous_oracle import ContiguousOracle
 from policies.block_allocator.contiguous_pow2 import ContiguousPow2
 from policies.block_allocator.paged import Paged
 from policies.block_allocator.radix import Radix
+from policies.block_allocator.slots import Slots
 
 BLOCK_ALLOCATORS: dict[str, Callable[..., object]] = {
     "paged": Paged,
     "radix": Radix,
+    "slots": Slots,
     "contiguous_max": ContiguousMax,
     "contiguous_pow2": ContiguousPow2,
     "contiguous_oracle": ContiguousOracle,

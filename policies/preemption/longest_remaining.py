@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from policies.preemption.bound import check_bound
 from policies.preemption.progress import num_remaining
@@ -24,6 +24,7 @@ class LongestRemaining:
     """
 
     max_preemptions: int | None = 8
+    uses_prediction: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_bound(self.max_preemptions)

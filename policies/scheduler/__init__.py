@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from policies.scheduler.distserve import DistServe
 from policies.scheduler.drr import Drr
 from policies.scheduler.fcfs import Fcfs
 from policies.scheduler.iteration_level import IterationLevel
+from policies.scheduler.llama_server import LlamaServer
 from policies.scheduler.mlfq import Mlfq
 from policies.scheduler.orca import Orca
 from policies.scheduler.priority import Priority
@@ -15,6 +17,7 @@ from policies.scheduler.sglang import SGLang
 from policies.scheduler.simple_chunking import SimpleChunking
 from policies.scheduler.sorted import Sorted
 from policies.scheduler.static import Static
+from policies.scheduler.trtllm import TensorRtLlm
 from policies.scheduler.vllm_v0 import VllmV0
 from policies.scheduler.vtc import Vtc
 from policies.scheduler.wfq import Wfq
@@ -35,4 +38,7 @@ SCHEDULERS: dict[str, Callable[..., Scheduler]] = {
     "vtc": Vtc,
     "wfq": Wfq,
     "drr": Drr,
+    "trtllm": TensorRtLlm,
+    "distserve": DistServe,
+    "llama_server": LlamaServer,
 }

@@ -1,4 +1,4 @@
-"""Running sequences first, in running order; then waiting ones in arrival order, until the first that does not get in."""
+"""Running sequences first, in running order; then waiting ones by arrival, up to the first that does not get in."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NO_CAP = 2**62
 class Fcfs:
     """The scheduler of vLLM V1 (0.33) with policy fcfs: continuous batching with chunked prefill.
 
-    `long_prefill_token_threshold`: most prompt tokens of one sequence in a step (0: no cap); not applied to a sequence that
-    is alone on the replica. `max_loras`: most different adapters in a batch; a sequence whose adapter has no slot is passed
-    over and those behind it go on, so adapters can starve. Ignores: encoder budgets, structured output, the time to load
-    an adapter.
+    `long_prefill_token_threshold`: most prompt tokens of one sequence in a step (0: no cap); not applied to a sequence
+    that is alone on the replica. `max_loras`: most different LoRA adapters in a batch (1 is the engine's default); a
+    sequence whose adapter finds no slot is passed over and those behind it go on, so adapters can starve. Ignores:
+    encoder budgets, structured output, the time that an adapter takes to load and to compute.
     """
 
     long_prefill_token_threshold: int = 0

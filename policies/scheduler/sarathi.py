@@ -70,8 +70,8 @@ class Sarathi:
 
     def _admit(self, batch: BatchBuilder, seq: Sequence) -> bool:
         # One preempted in this very step is measured by what it had computed: nothing is left of a decode.
-        computed = batch.progress_lost.get(seq.row, 0)
-        cap = min(seq.num_known - computed, self._budget(batch, computed))
+        computed, left = batch.progress_lost.get(seq.row, (0, seq.num_known))
+        cap = min(left, self._budget(batch, computed))
         return batch.admit(seq, cap, hold_tokens=seq.num_known, spare_blocks=batch.limits.watermark_blocks)
 
     def _budget(self, batch: BatchBuilder, computed: int) -> int:

@@ -89,15 +89,19 @@ class Sorted(Fcfs):
 
     def _admit(self, batch: BatchBuilder, cap: int) -> None:
         for seq in batch.waiting():
-            eldest = batch.longest_waiting() if self.max_wait is not None else None
+            eldest = batch.longest_waiting()
             if not batch.admit(seq, cap):
                 break
-            if eldest not in (None, seq) and batch.now - eldest.arrival_time >= self.max_wait:
-                waited = batch.now - eldest.arrival_time
-                raise PolicyError(
-                    f"sorted: request {seq.row} admitted at {batch.now} s before request {eldest.row}, which has waited "
-                    f"{waited} s (max_wait {self.max_wait})"
-                )
+            if eldest is not None and eldest is not seq:
+                self._check_bound(eldest, seq, batch.now)
+
+    def _check_bound(self, eldest: SequenceView, admitted: SequenceView, now: float) -> None:
+        """Nobody may overtake a request that has waited for `max_wait`."""
+        waited = now - eldest.arrival_time
+        if self.max_wait is not None and waited >= self.max_wait:
+            raise PolicyError(
+                f"sorted: at {now} s request {admitted.row} overtook request {eldest.row}, which waited {waited} s"
+            )
 
     def _watch(self, batch: BatchBuilder) -> None:
         """Whoever is first was refused for lack of blocks: say when somebody else might be."""

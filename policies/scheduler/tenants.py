@@ -26,36 +26,36 @@ def check_weights(weights: Mapping[str, float], **numbers: float) -> None:
 class Service:
     """Prompt and output tokens that each tenant was served: whole numbers, whenever one looks.
 
-    The prompt of a request counts once, when it is first admitted; the first output token, which the prefill makes,
-    never; tokens that are computed again after a preemption do not count again (VTC-artifact counts so).
+    The prompt of a request counts once, when it is first admitted; its output as it is computed, which leaves out the
+    first token (the prefill makes it) as VTC-artifact does. Tokens computed again after a preemption do not count
+    again.
     """
 
     def __init__(self) -> None:
         self.prompt: dict[str, int] = {}
         self.output: dict[str, int] = {}
-        self._counted: dict[int, int] = {}  # output tokens counted, by row
+        self._counted: dict[int, int] = {}  # tokens counted, by row
 
     def admitted(self, seq: SequenceView) -> None:
         """A request joins the batch."""
         if seq.row not in self._counted:
-            self._counted[seq.row] = 0
+            self._counted[seq.row] = seq.num_prompt_tokens
             tenant = tenant_of(seq)
             self.prompt[tenant] = self.prompt.get(tenant, 0) + seq.num_prompt_tokens
 
     def catch_up(self, batch: BatchBuilder) -> None:
         """Count the output of the running requests up to now."""
-        tenants = batch.running_tenants()
-        for seq in batch.decoding():
-            self._count(seq.row, tenants[seq.order], seq.num_emitted)
+        for row, tenant, num_computed in batch.progress():
+            self._count(row, tenant, num_computed)
 
     def left(self, seq: SequenceView, ended: bool) -> None:
         """A request ended, was cancelled or preempted: count what it was served."""
-        self._count(seq.row, tenant_of(seq), seq.num_emitted)
+        self._count(seq.row, tenant_of(seq), seq.num_computed)
         if ended:
             self._counted.pop(seq.row, None)
 
-    def _count(self, row: int, tenant: str, num_emitted: int) -> None:
-        fresh = num_emitted - 1 - self._counted.get(row, 0)
+    def _count(self, row: int, tenant: str, num_computed: int) -> None:
+        fresh = num_computed - self._counted.get(row, num_computed)
         if fresh > 0:
-            self._counted[row] = num_emitted - 1
+            self._counted[row] = num_computed
             self.output[tenant] = self.output.get(tenant, 0) + fresh

@@ -19,8 +19,8 @@ class BatchShape(NamedTuple):
     A prefill chunk of n tokens over m tokens already computed contributes n to `num_prefill_tokens`, 1 to
     `num_prefill_sequences`, n*m + n*(n+1)/2 to `prefill_pairs` (query-key pairs under a causal mask) and m+n to
     `prefill_context`. A decode of a sequence whose context is c tokens *including the token being fed* contributes 1 to
-    `num_decode_sequences` and c to `decode_context`. Where a decode also verifies d drafts, c includes them, d is added to
-    `num_draft_tokens`, and d*c - d*(d+1)/2 to `draft_pairs` (pairs of all its rows but one of c; the cache is read once).
+    `num_decode_sequences` and c to `decode_context`. Where a decode also verifies d drafts, c includes them, d is added
+    to `num_draft_tokens`, and d*c - d*(d+1)/2 to `draft_pairs` (the pairs of its other rows; the cache is read once).
     """
 
     num_prefill_tokens: int = 0

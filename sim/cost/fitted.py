@@ -168,9 +168,6 @@ class FittedCost:
     def _verify_time(self, shape: BatchShape) -> float:
         """A step whose decodes verify drafts: every draft is a row of the matrix products and of the LM head."""
         num_tokens, num_prefills, pairs, prefill_context, num_decodes, _, longest, num_drafts, _ = shape
-        self._coverage.note(
-            "the verification of drafts is not calibrated; their attention reads the cache once a sequence"
-        )
         tables, num_rows = self._tables, num_decodes + num_drafts
         time = self._verifying(shape) + self._serial[longest] + tables.floor[num_decodes]
         if num_tokens == 0:
@@ -179,7 +176,7 @@ class FittedCost:
         return time + self._prefill(num_tokens, num_prefills, pairs, prefill_context, longest)
 
     def _verifying(self, shape: BatchShape) -> float:
-        """Seconds that all layers read the cache of the decodes, or compute the pairs of their drafts if that is more."""
+        """Seconds in which all layers read the cache of the decodes, or compute all pairs if that takes longer."""
         reading = self._reading(shape.num_decode_sequences, shape.decode_context)
         if not shape.num_draft_tokens:
             return reading
@@ -215,7 +212,7 @@ class FittedCost:
         return time + min(longest, context) * self._per_chunk_token
 
     def _attention_seconds(self, shape: BatchShape) -> float:
-        num_tokens, num_prefills, pairs, prefill_context, num_decodes, context, longest, *_ = shape
+        num_tokens, num_prefills, pairs, prefill_context, num_decodes, _, longest, *_ = shape
         launch = self._prefill_kernel.launch if num_tokens else self._decode_kernel.launch
         total = self.model.num_layers * launch
         if num_decodes:

@@ -137,7 +137,7 @@ class RooflineCost:
         return context * self._slope + min(float(context), self._window * num_decodes) * self._near_slope
 
     def _verify_attention(self, num_decodes: int, context: int, num_drafts: int, draft_pairs: int) -> float:
-        """Attention of decodes that verify drafts: the cache is read once a sequence, its pairs are computed for every row."""
+        """Attention of decodes that verify drafts: the cache is read once a sequence, every row has its pairs."""
         pairs = context + draft_pairs
         far = max(pairs * self._decode_pair_slope, context * self._read_slope) * self.model.num_full_layers
         if not self._window:

@@ -57,6 +57,7 @@ class PagedKV:
         self.num_idle = 0  # free blocks that hold cached content
         self.num_evicted = 0
         self.min_free = self.num_usable
+        self.longest_sequence = 2**62  # tokens at which a sequence is stopped for want of room of its own
         self.runs: dict[object, Run] = {}
         self.growing: dict[int, Sequence] = {}  # sequences whose generated tokens others can hit, by order
         self.num_shared_extra = 0  # references beyond the first, summed over blocks
@@ -216,6 +217,10 @@ class PagedKV:
         if policy != "lpm":
             raise InputError(f"queue_policy '{policy}' needs a prefix tree: kv_cache: {{allocator: radix}}")
         return sorted(waiting, key=lambda seq: -self.match(seq.content, seq.num_known - 1).num_tokens)
+
+    def slot_of(self, seq: Sequence) -> int:
+        """Rank of a running sequence among running prefills, for allocators whose places are numbered."""
+        return seq.order
 
     def register(self, seq: Sequence, num_tokens: int) -> None:
         """Make the shared blocks filled by the first `num_tokens` tokens visible to look-ups."""

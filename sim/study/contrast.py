@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,7 @@ def by_batches(
         return replace(bare, note="known for whole runs only: needs replications that differ")
     if len(tables[0]) != len(tables[1]):
         return replace(bare, note="the runs have different requests, which cannot be paired")
-    number = num_batches(len(tables[0]), found.smallest)
+    number = num_batches(len(tables[0]), found.smallest, found.most)
     differences = _uncorrelated(metric, tables, number) if number else np.empty(0)
     if len(differences) == 0 or np.isnan(differences).any():
         return replace(bare, note=f"too short: a batch needs {found.smallest} requests, and there must be five")
@@ -147,10 +148,10 @@ def _differences(metric: str, tables: tuple[RequestTable, RequestTable], number:
     first, second = tables
     if found.of_requests:
         edges = [len(first) * i // number for i in range(number + 1)]
-        parts = [slice(low, high) for low, high in zip(edges, edges[1:], strict=False)]
+        parts = [slice(low, high) for low, high in pairwise(edges)]
         return np.array([found.of_requests(second, part) - found.of_requests(first, part) for part in parts])
     assert found.of_time is not None
     start, end = float(first.columns["arrival_time"].min()), float(first.columns["arrival_time"].max())
     times = np.linspace(start, end, number + 1)
-    pairs = list(zip(times, times[1:], strict=False))
+    pairs = list(pairwise(times.tolist()))
     return np.array([found.of_time(second, a, b) - found.of_time(first, a, b) for a, b in pairs])

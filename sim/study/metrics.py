@@ -94,6 +94,7 @@ class BatchMetric:
     """How a metric is taken from part of a run: of a slice of requests, or of a stretch of time."""
 
     smallest: int  # requests a batch
+    most: int = 20  # batches: longer ones for a quantile, whose estimate needs more than a mean's
     of_requests: Callable[[RequestTable, slice], float] | None = None
     of_time: Callable[[RequestTable, float, float], float] | None = None
 
@@ -102,7 +103,8 @@ def batch_metric(metric: str) -> BatchMetric | None:
     """None for a metric that only a whole run has (pooled gaps, preemptions, money)."""
     name, _, statistic = metric.partition(".")
     if name in _COLUMNS and statistic in _SMALLEST:
-        return BatchMetric(_SMALLEST[statistic], of_requests=_latency(name, statistic))
+        most = 20 if statistic == "mean" else 10
+        return BatchMetric(_SMALLEST[statistic], most, of_requests=_latency(name, statistic))
     if metric == "slo_attainment":
         return BatchMetric(20, of_requests=_attainment)
     if metric in _RATES:

@@ -2,8 +2,9 @@
 
 All intervals are two-sided. A value is one replication's (or one batch's) statistic, or the paired difference of two
 systems under the same random numbers. Sources: Law, Simulation Modeling and Analysis (5th ed.), chapters 9 and 10 (t
-intervals, batch means, paired-t); Hesterberg, The American Statistician 69 (2015) 371 (expanded percentile bootstrap);
-Asmussen and Glynn, Stochastic Simulation (2007), III.5 (sectioning); Holm, Scand. J. Statistics 6 (1979) 65.
+intervals, batch means, paired t); Willink, Communications in Statistics 34 (2005) 693 (t for skewed values);
+Hesterberg, The American Statistician 69 (2015) 371 (expanded percentile bootstrap); Asmussen and Glynn, Stochastic
+Simulation (2007), III.5 (sectioning); Holm, Scandinavian Journal of Statistics 6 (1979) 65.
 """
 
 from __future__ import annotations
@@ -37,24 +38,46 @@ class Interval:
 
 @dataclass(frozen=True)
 class Spread:
-    """A centre with the standard error of it, and the degrees of freedom of that."""
+    """A centre with the standard error of it, the degrees of freedom of that, and a term for skewness.
+
+    Waiting times are skewed, and so are means of few of them: a symmetric t interval of 5 exponential values holds 88 %
+    of the time, with the correction 93 %. For symmetric values the correction vanishes.
+    """
 
     centre: float
     error: float
     df: int
+    skew: float = 0.0  # third moment / (6 sqrt(n))
 
     def interval(self, confidence: float) -> Interval:
-        """Student's t interval."""
-        half = t_quantile(0.5 + confidence / 2, self.df) * self.error if self.error > 0 else 0.0
-        return Interval(self.centre - half, self.centre + half)
+        """Student's t interval, corrected for skewness."""
+        if self.error == 0:
+            return Interval(self.centre, self.centre)
+        t = t_quantile(0.5 + confidence / 2, self.df)
+        return Interval(self.centre - self._skewed(t) * self.error, self.centre - self._skewed(-t) * self.error)
 
     def p_value(self) -> float:
-        """Two-sided, of the hypothesis that the true centre is zero; without any spread 0 or 1."""
+        """Two-sided, of the hypothesis that the true centre is zero; without any spread 0 or 1.
+
+        The larger of the plain and the corrected one: far out, where many metrics are tested, the correction by a
+        skewness that few values give is too sure of itself.
+        """
         if self.error == 0:
             return 1.0 if self.centre == 0 else 0.0
         from scipy.special import stdtr
 
-        return float(2 * stdtr(self.df, -abs(self.centre) / self.error))
+        ratio = self.centre / self.error
+        return float(2 * stdtr(self.df, -min(abs(ratio), abs(self._symmetric(ratio)))))
+
+    def _skewed(self, t: float) -> float:
+        return (
+            t if abs(self.skew) < 1e-9 else (float(np.cbrt(1 + 6 * self.skew * (t - self.skew))) - 1) / (2 * self.skew)
+        )
+
+    def _symmetric(self, ratio: float) -> float:
+        """The inverse of `_skewed`."""
+        a = self.skew
+        return ratio if abs(a) < 1e-9 else ((2 * a * ratio + 1) ** 3 - 1) / (6 * a) + a
 
 
 def of_mean(values: FloatArray) -> Spread:
@@ -63,7 +86,16 @@ def of_mean(values: FloatArray) -> Spread:
         raise ValueError("a spread needs two values")
     if np.ptp(values) == 0:
         return Spread(float(values[0]), 0.0, len(values) - 1)
-    return Spread(float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values)), len(values) - 1)
+    mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
+    return Spread(mean, deviation / math.sqrt(len(values)), len(values) - 1, _skew(values, mean, deviation))
+
+
+def _skew(values: FloatArray, mean: float, deviation: float) -> float:
+    n = len(values)
+    if n < 3:
+        return 0.0
+    third = n * float(np.sum((values - mean) ** 3)) / ((n - 1) * (n - 2))
+    return third / deviation**3 / (6 * math.sqrt(n))
 
 
 def of_sections(sections: FloatArray, whole: float) -> Spread:

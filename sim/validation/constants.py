@@ -30,7 +30,11 @@ CLIENT = ("client_latency", "client_latency_per_sequence")  # add to TTFT afterw
 CONSTANTS = (*SIMULATED, *CLIENT)
 STAGE_REQUESTS = 1500  # of each stage are simulated for a fit
 TRAILING = 250  # of them only keep up the load: not compared
-WEIGHTS = (1.0, 0.5, 0.25)  # of time per token, TTFT, TTFT of cold prompts: twins agree within 0.3, 1 and several per cent
+WEIGHTS = (
+    1.0,
+    0.5,
+    0.25,
+)  # of time per token, TTFT, TTFT of cold prompts: twins agree within 0.3, 1 and several per cent
 COLD = slice(50, 100)  # rows of a run whose prompts are new while the server is warm
 STEP = 0.1  # relative step of the difference quotients
 CONVERGED = 0.01  # relative change of every constant

@@ -54,7 +54,9 @@ def _read_meta(path: Path) -> list[dict[str, Any]]:
 
 
 def _case(name: str, meta: dict[str, Any], rows: pd.DataFrame) -> Case:
-    queued, first, last = (rows[key].to_numpy(dtype=np.float64) for key in ("queued_s", "first_token_s", "last_token_s"))
+    queued, first, last = (
+        rows[key].to_numpy(dtype=np.float64) for key in ("queued_s", "first_token_s", "last_token_s")
+    )
     prompt, output = (rows[key].to_numpy(dtype=np.int64) for key in ("input_tokens", "output_tokens"))
     measured = request_metrics(first - queued, last - queued, output)
     measured["output_token_throughput"] = float(output.sum() / (last.max() - queued.min()))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,9 @@ class Prediction:
         return relative_errors(self.predicted, self.case.measured)
 
 
-def predict(case: Case, seeds: tuple[int, ...] | None = None, constants: Mapping[str, float] | None = None) -> Prediction:
+def predict(
+    case: Case, seeds: tuple[int, ...] | None = None, constants: Mapping[str, float] | None = None
+) -> Prediction:
     """Simulate `case` for its seeds (or those given) and average; `constants` replace the profile's engine constants."""
     replays = [replay(case, seed, constants) for seed in (seeds or case.seeds)]
     rows = [run.metrics() for run in replays]
@@ -92,11 +95,12 @@ def replay(case: Case, seed: int = 1, constants: Mapping[str, float] | None = No
 
 def configuration(case: Case, seed: int = 1, constants: Mapping[str, float] | None = None) -> ExperimentConfig:
     """The experiment of a case. Its workload section only names the data set: the requests are given beside it."""
-    engine = dict(_engine_constants(case)) | dict(constants or {})
+    fitted = _engine_constants(case.gpu)
+    engine = asdict(fitted or EngineConstants()) | dict(constants or {})
     pool = dict(case.pool)
-    kind = {"kind": "fitted", "engine": ENGINE} if _has_profile(case) else {"kind": "roofline"}
+    kind = {"kind": "roofline"} if fitted is None else {"kind": "fitted", "engine": ENGINE}
     cost = kind | dict(pool.get("cost_model", {}))
-    if cost["kind"] == "fitted":
+    if cost["kind"] == "fitted" and case.host is None:  # an early engine has its own
         cost |= {name: value for name, value in (constants or {}).items() if not name.startswith("client_")}
     pool["cost_model"] = cost
     client: dict[str, Any] = {"timeout": case.timeout}
@@ -107,21 +111,14 @@ def configuration(case: Case, seed: int = 1, constants: Mapping[str, float] | No
     return experiment_from_values(values, Path(), shown_as=case.key)
 
 
-def _has_profile(case: Case) -> bool:
-    return load_gpu(case.gpu).name in fitted_names()
+@cache
+def _engine_constants(gpu: str) -> EngineConstants | None:
+    """The engine's constants of a GPU's fitted profile; None without a profile."""
+    name = load_gpu(gpu).name
+    return load_fitted(name).engines[ENGINE] if name in fitted_names() else None
 
 
-def _engine_constants(case: Case) -> Mapping[str, float]:
-    constants = EngineConstants()
-    if _has_profile(case):
-        constants = load_fitted(load_gpu(case.gpu).name).engines[ENGINE]
-    names = ("client_latency", "client_latency_per_sequence")
-    return {name: float(getattr(constants, name)) for name in names}
-
-
-def _simulation(
-    config: ExperimentConfig, workload: Workload, host: HostTimes | None
-) -> tuple[Simulation, PoolBuilder]:
+def _simulation(config: ExperimentConfig, workload: Workload, host: HostTimes | None) -> tuple[Simulation, PoolBuilder]:
     seeds = Seeds(config.seed)
     builder = PoolBuilder(config, 0, step_by_step=False, step_log=False)
     if host is not None:

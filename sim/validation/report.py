@@ -28,7 +28,16 @@ RUN_COLUMNS = {
     "output_token_throughput": "tokens/s",
     "finished": "finished",
 }
-SCORE_COLUMNS = ("e2e.mean", "tpot.mean", "ttft.mean", "ttft.p50", "ttft.p90", "ttft.p99", "ttft_settled.p99", "output_token_throughput")
+SCORE_COLUMNS = (
+    "e2e.mean",
+    "tpot.mean",
+    "ttft.mean",
+    "ttft.p50",
+    "ttft.p90",
+    "ttft.p99",
+    "ttft_settled.p99",
+    "output_token_throughput",
+)
 SINGLE_RUNS = ("blis_training", "sim2real", "distserve", "llmservingsim", "inference_perf")  # listed run by run
 NOTHING = "-"
 
@@ -124,7 +133,9 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A Markdown table with aligned columns."""
     cells = [list(header), *(list(row) for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    lines = ["| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in cells]
+    lines = [
+        "| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in cells
+    ]
     return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
 
 

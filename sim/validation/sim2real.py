@@ -39,7 +39,9 @@ _COLUMNS = (
     *(f"actual_{name}_{s}_ms" for name in ("ttft", "e2e") for s in _STATISTICS),
 )
 _PEER_COLUMNS = ("dataset", "simulator", "experiment", "stage_index", "metric_name", "signed_error_pct")
-_PEER_METRICS = {f"{name}_{s}": f"{name}.{s}" for name in ("ttft", "e2e") for s in _STATISTICS} | {"itl_mean": "tpot.mean"}
+_PEER_METRICS = {f"{name}_{s}": f"{name}.{s}" for name in ("ttft", "e2e") for s in _STATISTICS} | {
+    "itl_mean": "tpot.mean"
+}
 
 
 def collect(folder: Path) -> Collected:
@@ -90,7 +92,9 @@ def peer_errors(folder: Path) -> dict[tuple[str, str], dict[str, dict[str, float
 
 
 def _case(run: pd.Series, stages: pd.DataFrame, peers: Mapping[str, Mapping[str, float]]) -> Case:
-    parts = [Stage(int(n), float(d)) for n, d in zip(stages["num_requests_expected"], stages["duration_s"], strict=True)]
+    parts = [
+        Stage(int(n), float(d)) for n, d in zip(stages["num_requests_expected"], stages["duration_s"], strict=True)
+    ]
     asked = int(run["system_prompt_len"]) + int(run["question_len"])
     prompt, output = round(TOKENS_PER_ASKED * asked), int(run["output_len"])
     offload = present(run["cpu_offload"]) and float(run["cpu_offload"]) > 0

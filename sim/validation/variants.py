@@ -26,9 +26,8 @@ def model_with_weights(name: str, precision: str) -> str:
     wanted = WEIGHTS.get(precision, precision)
     if wanted == spec.weight_dtype or spec.quantized_parts != "linear" or wanted in ("bf16", "fp16"):
         return name
-    values = read_entry("models", name, "model")
-    values.pop("file")
-    values["architecture"]["weight_dtype"] = wanted
+    values = {key: value for key, value in read_entry("models", name, "model").items() if key != "file"}
+    values["architecture"] = {**values["architecture"], "weight_dtype": wanted}
     path = _folder() / f"{spec.name}-{wanted}.yaml"
     path.write_text(yamlfile.dump(values), encoding="utf-8")
     return str(path)

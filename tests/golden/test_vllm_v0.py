@@ -119,7 +119,7 @@ def check_steps(replay: EngineReplay, records: list[dict[str, Any]], swaps: bool
             assert replay.finished_at(number) == sorted(record.get("finished", [])), f"step {number}"
         latest, at_latest = step, record
     assert not steps
-    assert replay.error is None or replay.error.startswith("requests never ended"), replay.error
+    assert replay.error is None or "never ended" in replay.error, replay.error
 
 
 @parametrise("vllm_v0")

@@ -1,4 +1,4 @@
-"""Speculative decoding in the vLLM V1 preset against recordings of the real scheduler (0.33.0), every field of every call."""
+"""Speculative decoding in the vLLM V1 preset against recordings of the real scheduler (0.33.0), call by call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def run(scenario: dict[str, Any], asynchronous: bool) -> Replay:
     return replay(
         scenario["config"],
         [r["arrival_time"] if asynchronous else r["arrival_step"] - 1 for r in requests],
-        [prompt_tokens(k, r["prompt_len"], r["group"], r["shared_len"]) for k, r in zip(numbers, requests, strict=True)],
+        [
+            prompt_tokens(k, r["prompt_len"], r["group"], r["shared_len"])
+            for k, r in zip(numbers, requests, strict=True)
+        ],
         [r["max_tokens"] for r in requests],
         [r.get("stop_after", 0) for r in requests],
         [r["priority"] for r in requests],

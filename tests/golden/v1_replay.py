@@ -24,7 +24,6 @@ from sim.speculative_batch import Entry, SpeculativeBuilder
 from sim.speculative_replica import SpeculativeReplica
 from sim.workload.base import Ragged, Workload
 
-
 STOP_TOKEN = 99
 
 
@@ -139,9 +138,7 @@ def replay(
     hash_size = 1 if method else config["block_size"]  # a block's hash may cover a token of the next block
     prompt_ids = output_ids = None
     if caching:
-        outputs = [
-            [7] * (n - 1) + [7 if n == most else STOP_TOKEN] for n, most in zip(lengths, declared, strict=True)
-        ]
+        outputs = [[7] * (n - 1) + [7 if n == most else STOP_TOKEN] for n, most in zip(lengths, declared, strict=True)]
         prompt_ids, output_ids = contents(prompts, outputs, hash_size)
     workload = Workload(
         arrival_time=np.array(arrivals, dtype=float),
@@ -174,9 +171,7 @@ def replay(
         if method:
             drafts = config["num_speculative_tokens"]
             acceptance = RecordedAcceptance(numbers or [], drafts)
-            make_replica = partial(
-                SpeculativeReplica, rules=SpeculationRules.of(method, drafts), acceptance=acceptance
-            )
+            make_replica = partial(SpeculativeReplica, rules=SpeculationRules.of(method, drafts), acceptance=acceptance)
         replica = make_replica(
             0,
             clock,

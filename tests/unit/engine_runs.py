@@ -32,6 +32,7 @@ def build_rows(
     max_model_len: int = 10**6,
     scheduler: Any = None,
     preemption: Any = None,
+    admission: Any = None,
     kv: Any = None,
     arrivals: Sequence[float] | None = None,
     declared: Sequence[int] | None = None,
@@ -48,7 +49,7 @@ def build_rows(
         num_prompt_tokens=np.array(prompts),
         num_output_tokens=np.array(outputs),
         max_output_tokens=np.array(outputs if declared is None else declared),
-        **{name: np.array(column) for name, column in columns.items()},
+        **{name: np.array(column) if isinstance(column, list) else column for name, column in columns.items()},
     )
     limits = Limits(num_seqs, budget, max_model_len, depth=depth, reserve_full_isl=reserve_full_isl)
 
@@ -69,8 +70,8 @@ def build_rows(
             )
         ]
 
-    router, admission = ROUTERS["round_robin"](), ADMISSIONS["always"]()
-    return Simulation(workload, make, router, admission, **(simulation_options or {}))
+    door = admission or ADMISSIONS["always"]()
+    return Simulation(workload, make, ROUTERS["round_robin"](), door, **(simulation_options or {}))
 
 
 def run_rows(rows: Sequence[tuple[int, int]], **options: Any) -> RunResult:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import validation_data
 
+from sim import catalogue
 from sim.errors import InputError
 from sim.validation import blis
 from sim.validation.case import Case, Observed
 from sim.validation.constants import CONSTANTS, compare, fit_server_constants, shortened
 from sim.validation.replay import replay
+from sim.validation.workloads import replayed
 
 TRUTH = {
     "small_ops_scale": 1.1,
@@ -24,39 +27,48 @@ TRUTH = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catalogue files are parsed once: a fit builds dozens of simulations."""
+    monkeypatch.setattr(catalogue, "_read_packaged", cache(catalogue._read_packaged))
+
+
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
     validation_data.write_blis(tmp_path / "blis")
     return blis.collect(tmp_path / "blis").cases[0]
 
 
-def _measured_by_simulation(case: Case, constants: dict[str, float], prompt_scale: float = 1.0) -> Case:
-    """The case as if a server with these constants had been measured."""
-    workload = case.make_workload(1)
-    lengths = np.maximum(1, workload.num_prompt_tokens * prompt_scale).astype(np.int64)
-    arrival = workload.arrival_time.copy()
-    arrival[60:] = arrival[60] + (arrival[60:] - arrival[60]) / 8  # a second stage with more load
-    changed = replace(workload, num_prompt_tokens=lengths, arrival_time=arrival, hash_block_size=10_000)
-    case = replace(case, make_workload=lambda seed: changed)
-    run = replay(case, constants=constants)
-    return replace(case, requests=Observed(run.ttft, run.e2e, (0, 60)))
+def _measured_by_simulation(case: Case, prompt: int, output: int, gap: float, model: str = "llama-2-7b") -> Case:
+    """A case with equal requests as if a server with the true constants had been measured."""
+    size = validation_data.NUM_REQUESTS
+    arrival = np.cumsum(np.random.default_rng(prompt).uniform(0.0, 2.0 * gap, size))
+    prompts, outputs = np.full(size, prompt), np.full(size, output)
+    pool = {**case.pool, "model": model, "kv_cache": {"num_blocks": 20_000}}
+    case = replace(case, pool=pool, make_workload=lambda seed: replayed(arrival, prompts, outputs))
+    run = replay(case, constants=TRUTH)
+    return replace(case, requests=Observed(run.ttft, run.e2e, (0, size // 2)))
 
 
 def test_the_constants_of_a_simulated_server_are_found_again(case: Case) -> None:
-    cases = [_measured_by_simulation(case, TRUTH, scale) for scale in (1.0, 0.05, 2.5)]
-    other = replace(cases[1], pool={**cases[1].pool, "model": "llama-3.1-8b", "kv_cache": {}})
-    cases.append(_measured_by_simulation(other, TRUTH))
+    cases = [
+        _measured_by_simulation(case, 16, 200, 0.4),  # decode steps of few sequences
+        _measured_by_simulation(case, 40, 20, 0.01),  # small mixed steps
+        _measured_by_simulation(case, 600, 20, 0.15),  # mixed steps beyond the largest graph
+        _measured_by_simulation(case, 100, 60, 0.03, model="llama-3.1-8b"),
+    ]
     fit = fit_server_constants(cases)
-    assert fit.residual < 2e-3
+    assert fit.residual < 5e-3
     for name in CONSTANTS:
-        assert fit.values[name] == pytest.approx(TRUTH[name], rel=0.1), name
+        most = 0.35 if name == "client_latency_per_sequence" else 0.15  # a few sequences run at a time
+        assert fit.values[name] == pytest.approx(TRUTH[name], rel=most), name
     assert np.allclose(np.diag(fit.correlations), 1.0)
     assert all(error >= 0 for error in fit.standard_errors.values())
-    assert fit.without("llama-3.1-8b")["small_ops_scale"] == pytest.approx(1.1, rel=0.15)
+    assert fit.without("llama-3.1-8b")["small_ops_scale"] == pytest.approx(1.1, rel=0.2)
 
 
 def test_a_fit_on_fewer_values_than_constants_is_refused(case: Case) -> None:
-    alone = _measured_by_simulation(case, TRUTH)
+    alone = _measured_by_simulation(case, 100, 20, 0.1)
     assert alone.requests is not None
     single = replace(alone, requests=replace(alone.requests, stage_starts=(0,)))
     with pytest.raises(InputError, match="cannot fix 5 constants"):

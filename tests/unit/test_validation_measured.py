@@ -18,7 +18,12 @@ def test_the_fast_part_stays_within_loose_bounds(shared_data: Path) -> None:
     predictions, failed = suite.run(suite.fast_part(found.cases), single_seed=True)
     assert not failed
     errors = {(item.group, item.metric): item for item in scores(predictions, by_set) if item.simulator == "servesim"}
-    for group, most in (("blis clean", 0.08), ("sim2real eval38", 0.12), ("distserve vllm", 0.3), ("llmservingsim", 0.3)):
+    for group, most in (
+        ("blis clean", 0.08),
+        ("sim2real eval38", 0.12),
+        ("distserve vllm", 0.3),
+        ("llmservingsim", 0.3),
+    ):
         if (group, "tpot.mean") in errors:
             assert errors[group, "tpot.mean"].median < most, group
             assert errors[group, "e2e.mean"].median < most + 0.05, group
@@ -27,6 +32,8 @@ def test_the_fast_part_stays_within_loose_bounds(shared_data: Path) -> None:
 @pytest.mark.shared_data
 def test_predicted_blocks_are_near_most_measured_counts(shared_data: Path) -> None:
     found = suite.collect(shared_data, datasets=("blis_training", "sim2real"))
-    errors = [abs(item.error) for item in block_counts(found.cases) if item.error is not None and "Scout" not in item.model]
+    errors = [
+        abs(item.error) for item in block_counts(found.cases) if item.error is not None and "Scout" not in item.model
+    ]
     assert len(errors) >= 6
     assert max(errors) < 0.05

@@ -126,7 +126,9 @@ def test_a_run_that_cannot_be_built_is_left_out_with_the_reason(run_of_requests:
     assert "does not fit" in left_out[0].reason
 
 
-def test_the_command_writes_json_tables_and_figures(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_json_tables_and_figures(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     with pytest.raises(SystemExit) as leaving:
         main(["validate", "--data", str(folder), "--fast", "--json", "--out", str(out)])

@@ -70,7 +70,7 @@ def write_sim2real(folder: Path) -> None:
         **{f"actual_ttft_{s}_ms": 30.0 for s in ("mean", "p90", "p99")},
         **{f"actual_e2e_{s}_ms": 120.0 for s in ("mean", "p90", "p99")},
     }
-    stages = [(-1, 8, 60), (0, 4, 40), (1, 4, 20)]
+    stages = [(-1, 60, 8), (0, 40, 4), (1, 20, 4)]
     rows = [{**run, "stage_index": s, "duration_s": d, "num_requests_expected": n} for s, d, n in stages]
     pd.DataFrame(rows).to_csv(folder / "experiments.csv", index=False)
     peer = {"dataset": "eval38", "simulator": "peer", "experiment": "7-tiny", "duplicate_artifact": False}

@@ -174,6 +174,12 @@ Result cuGetErrorName(Result code, const char** text) {
     return *text = code == LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED" : "CUDA_ERROR_OTHER", SUCCESS;
 }
 
+// The compiler looks for private tables of a driver that it finds: there are none (a table is as long as its first word).
+Result cuGetExportTable(const void** table, const void*) {
+    static const size_t nothing[] = {sizeof(size_t)};
+    return *table = nothing, SUCCESS;
+}
+
 // How the bindings find every call; what is not here is reported as missing when it is called.
 Result cuGetProcAddress_v2(const char* symbol, void** found, int, uint64_t, int* status) {
     Dl_info self;
