@@ -13,12 +13,15 @@ from sim.engine import Simulation
 from sim.errors import InputError
 from sim.hardware import load_gpu
 from sim.interfaces import Traits
+from sim.kv.host import HostMemory
 from sim.memory import plan_memory
 from sim.model import load_model
 from sim.replica import Limits, Replica
 from sim.seeds import Seeds
 from sim.speculation import DrawnAcceptance, SpeculationRules, acceptance_chances
 from sim.speculative_replica import SpeculativeReplica
+from sim.swapping import CheaperWay
+from sim.units import GIB
 from sim.workload.config import build_workload
 
 if TYPE_CHECKING:
@@ -111,6 +114,7 @@ class PoolBuilder:
         self.max_model_len = self.pool.max_model_len or self._model_maximum()
         self.num_blocks = self.pool.kv_cache.num_blocks or self._at("kv_cache", self._planned_blocks)
         self.limits = self._limits()
+        self.host_block = self._at("preemption", self._host_block)
         self._check_slots()
 
     def _model_maximum(self) -> int:
@@ -246,7 +250,7 @@ class PoolBuilder:
     def replica(self, index: int, clock: Clock, on_end: EndFunction, columns: Columns) -> Replica:
         """Replica number `index` of the cluster."""
         kv = self.pool.kv_cache
-        return self._replica_class()(
+        replica = self._replica_class()(
             index,
             clock,
             self.scheduler(index),
@@ -263,3 +267,25 @@ class PoolBuilder:
             step_by_step=self.step_by_step,
             step_log=self.step_log,
         )
+        self._give_host_memory(replica)
+        return replica
+
+    def _give_host_memory(self, replica: Replica) -> None:
+        """Swap space and the way to decide who goes there, where preemption swaps."""
+        if self.host_block is None:
+            return
+        num_bytes, bandwidth = self.host_block
+        blocks = int(self.pool.preemption.swap_space * GIB) // num_bytes
+        replica.host = HostMemory(blocks, num_bytes / bandwidth)
+        replica.swaps = CheaperWay(replica) if self.pool.preemption.mode == "auto" else lambda seq: True
+
+    def _host_block(self) -> tuple[int, float] | None:
+        """Bytes of a block on one GPU, and the bytes per second of its link to host memory; None without swapping."""
+        preemption, pool = self.pool.preemption, self.pool
+        if preemption.mode == "recompute":
+            return None
+        if pool.speculation is not None:
+            raise InputError(f"mode {preemption.mode} with speculation is not modelled; allowed: recompute")
+        per_token = self.model.kv_bytes_per_token(pool.tensor_parallel, pool.pipeline_parallel)
+        bandwidth = preemption.host_bandwidth or self.gpu.require("pcie_bandwidth")
+        return per_token * pool.kv_cache.block_size, bandwidth

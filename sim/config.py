@@ -151,14 +151,14 @@ class PreemptionConfig(Slot):
 
     name_key: ClassVar[str] = "victim"
 
-    mode: Literal["recompute", "swap"] = "recompute"
+    mode: Literal["recompute", "swap", "auto"] = Field(
+        default="recompute", description="auto: whichever of the two costs less time, victim by victim"
+    )
     victim: str = "newest"
-
-    @model_validator(mode="after")
-    def _is_modelled(self) -> PreemptionConfig:
-        if self.mode == "swap":
-            raise ValueError("mode swap is not modelled yet; allowed: recompute")
-        return self
+    swap_space: float = Field(default=4.0, ge=0, description="GiB of host memory a GPU, for swapping")
+    host_bandwidth: float | None = Field(
+        default=None, gt=0, description="bytes per second a GPU between GPU and host; null: the GPU's PCIe bandwidth"
+    )
 
 
 class CostModelConfig(Slot):

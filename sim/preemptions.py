@@ -36,14 +36,15 @@ def preemption_columns(replicas: Iterable[Replica], requests: dict[str, np.ndarr
     `requests`: the columns of `RunResult.requests`. `num_lost_tokens`: KV given up, shared prefixes included.
     `num_recomputed_tokens`: what its next admission had to compute again (0 if it never came back). `stalled_duration`:
     seconds from the preemption (or the return of a token in flight) to its next token, its next preemption or its end.
-    `lost_seconds`: what a step with only the recomputed tokens takes.
+    `lost_seconds`: what a step with only the recomputed tokens takes, or the copies to host memory and back.
     """
     rows = [row for replica in replicas for row in _rows(replica, requests)]
     if not rows:
         return None
     rows.sort(key=lambda row: (row["time"], row["replica"]))
     columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    columns["cause"] = columns["cause"].astype(object)
+    for name in ("cause", "mode"):
+        columns[name] = columns[name].astype(object)
     return columns
 
 
@@ -55,15 +56,22 @@ def _rows(replica: Replica, requests: dict[str, np.ndarray]) -> Iterator[dict[st
     stalls = _stalls(replica, requests)
     for i, (time, cause) in enumerate(zip(table.column("time").tolist(), table.column("cause").tolist(), strict=True)):
         recomputed, cached = next(comebacks[integers["row"][i]], (0, 0))
+        copied = integers["num_copied_blocks"][i]
         yield {
             "time": time,
             "replica": replica.index,
             "cause": Cause(int(cause)).name.lower(),
+            "mode": "swap" if copied else "recompute",
             **{name: values[i] for name, values in integers.items()},
             "num_recomputed_tokens": recomputed,
             "stalled_duration": stalls[i],
-            "lost_seconds": prefill_seconds(replica, recomputed, cached),
+            "lost_seconds": _copy_seconds(replica, copied) + prefill_seconds(replica, recomputed, cached),
         }
+
+
+def _copy_seconds(replica: Replica, num_blocks: int) -> float:
+    """Seconds of copies out and back."""
+    return 0.0 if replica.host is None else to_grid(2 * num_blocks * replica.host.seconds_per_block)
 
 
 def prefill_seconds(replica: Replica, num_tokens: int, num_cached: int) -> float:

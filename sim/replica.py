@@ -690,7 +690,7 @@ class Replica:
         was_prefill = seq.phase is Phase.PREFILL
         self._leave_running(seq, now, took_token)
         seq.reserved_blocks = reserved
-        self._log_eviction(seq, now, 0, self.kv.num_free - free)
+        self._log_eviction(seq, now, 0, self.kv.num_free - free, num_blocks)
         if was_prefill:
             seq.last_end = 0.0
         seq.evicted_time = max(now, seq.last_end) if seq.evicted_time == NEVER else seq.evicted_time
@@ -751,10 +751,12 @@ class Replica:
         self.kv.growing = {seq.order: seq for seq in growing}
         self.cohort.reorder([seq for seq in running if seq.phase is Phase.DECODE])
 
-    def _log_eviction(self, seq: Sequence, now: float, num_lost_tokens: int, num_freed_blocks: int) -> None:
+    def _log_eviction(
+        self, seq: Sequence, now: float, num_lost_tokens: int, num_freed_blocks: int, num_copied_blocks: int = 0
+    ) -> None:
         asker, start = self.builder.asker, max(now, seq.last_end)
         cause, row = (Cause.SCHEDULER, -1) if asker is None else (cause_of(asker), asker.row)
-        self.evictions.append((now, start, cause, row, seq.row, num_lost_tokens, num_freed_blocks))
+        self.evictions.append((now, start, cause, row, seq.row, num_lost_tokens, num_freed_blocks, num_copied_blocks))
 
     def _leave_running(self, seq: Sequence, now: float, took_token: bool = False) -> int:
         """Take a sequence out of every running structure and free its blocks; return its tokens delivered by `now`."""

@@ -2,7 +2,7 @@
 
 Semantics: vLLM V1 (0.33). A method says how many KV slots beyond the scheduled tokens a sequence needs (`lookahead`),
 what its drafting costs in the budget of input tokens (`slots`), and how it changes prefix hits. How many drafts are
-accepted is drawn per (seed, request, output token), so that neither batching nor preemption nor a policy changes a draw.
+accepted is drawn per (seed, request, output token), so that no batching, preemption or policy changes a draw.
 
 Not modelled: tree drafts, drafts of varying number (suffix decoding), texts in which an n-gram finds nothing (a vector
 of acceptance chances stands for all of it), the weights and the KV memory of a drafter.
@@ -85,7 +85,7 @@ def acceptance_chances(acceptance: float | Ordered[float], num_drafts: int) -> l
     chances = [acceptance] * num_drafts if isinstance(acceptance, int | float) else list(acceptance)
     if len(chances) != num_drafts:
         raise InputError(
-            f"acceptance has {len(chances)} values for {num_drafts} num_speculative_tokens; give one a draft, or a number"
+            f"acceptance has {len(chances)} values for {num_drafts} drafts; give one a draft, or one number for all"
         )
     for chance in chances:
         if not 0.0 <= chance <= 1.0:

@@ -137,6 +137,7 @@ class SpeculativeBuilder(BatchBuilder):
             return self._refuse()
         self._let_in(seq, match, first - match.num_blocks)
         seq.reserved_blocks = first
+        padding = max(0, tokens - wanted)
         samples = match.num_tokens + tokens >= seq.num_known
         self._give(Entry(seq, tokens, padding, bool(padding), bool(padding), samples, seq.num_preemptions), 0)
         return True

@@ -60,7 +60,7 @@ class Drr(Fcfs):
     def schedule(self, batch: BatchBuilder) -> None:
         cap = self.long_prefill_token_threshold or NO_CAP
         batch.add_running(cap)
-        if batch.num_preempted or not batch.num_waiting:
+        if batch.num_preempted or not (batch.num_waiting or batch.num_swapped):
             return
         if batch.num_running >= batch.max_num_seqs or not batch.tokens_left:
             batch.stay_refused()  # without a look at the queue: looking can move the turn on

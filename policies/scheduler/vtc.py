@@ -57,7 +57,7 @@ class Vtc(Fcfs):
         batch.add_running(cap)
         if batch.num_preempted:
             return
-        if batch.num_waiting:
+        if batch.num_waiting or batch.num_swapped:
             self._admit(batch, cap)
 
     def _admit(self, batch: BatchBuilder, cap: int) -> None:

@@ -108,14 +108,16 @@ def _cells(contrast: Contrast) -> list[str]:
 
 
 def _to_settle(contrast: Contrast) -> str:
-    """What would find a difference of this size (at least 1 % of the baseline) in 8 of 10 cases."""
+    """How much more would tell; nothing where the verdict is clear or the difference too small to matter."""
     if contrast.p_value is None or contrast.verdict in ("better", "worse", "higher", "lower"):
         return ""
+    if contrast.negligible:
+        return "within 1 %"
     if contrast.to_settle is None:
         return "> 1,000,000"
     if contrast.method == "batches":
-        return f"run {max(contrast.to_settle / contrast.num_values, 1):.1f} x as long"
-    return f"{contrast.to_settle:,} replications"
+        return f"run {max(contrast.to_settle / contrast.num_values, 1.1):.1f} x as long"
+    return f"{max(contrast.to_settle, contrast.num_values + 1):,} replications"
 
 
 def _format(metric: str) -> Callable[[Any], str]:
@@ -130,6 +132,9 @@ def _signed(value: float, text: Callable[[Any], str]) -> str:
 
 
 def _remarks(found: Comparison) -> list[str]:
-    remarks = {f"{c.metric}: {c.note}" for pair in found.pairs for c in pair.contrasts if c.note}
+    by_note: dict[str, dict[str, None]] = {}
+    for contrast in (c for pair in found.pairs for c in pair.contrasts if c.note):
+        by_note.setdefault(str(contrast.note), {})[contrast.metric] = None
+    remarks = [f"{', '.join(metrics)}: {note}" for note, metrics in by_note.items()]
     skipped = [f"not compared, null in a run: {', '.join(found.skipped)}"] if found.skipped else []
-    return [*sorted(remarks), *skipped]
+    return [*remarks, *skipped]

@@ -34,7 +34,7 @@ def command(
         Path | None, typer.Option(help="Write validation.json, tables.md and figures here.", metavar="DIR")
     ] = None,
 ) -> None:
-    """Hold predictions against measured servers: errors of TTFT, TPOT, E2E and throughput, peers' errors beside them."""
+    """Hold predictions against measured servers: errors of TTFT, TPOT, E2E and throughput, peers' errors beside."""
     from sim.output import json_text
 
     validation = _validate(data, runs, fast, fit)

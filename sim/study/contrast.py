@@ -43,7 +43,9 @@ class Contrast:
     verdict: str = NONE
     method: str = "replications"  # or batches of one run
     num_values: int = 0  # replications, or batches
-    to_settle: int | None = None  # replications (or batches of this length) that would find it
+    deviation: float | None = None  # of one replication's (or batch's) difference
+    to_settle: int | None = None  # replications (or batches of this length) that would find it in 8 of 10 cases
+    negligible: bool = False  # the interval lies within 1 % of the baseline
     note: str | None = None
 
     def row(self) -> dict[str, Any]:
@@ -96,11 +98,24 @@ def judged(contrasts: list[Contrast], confidence: float) -> list[Contrast]:
     """The contrasts with p values adjusted for their number, and verdicts by them."""
     tested = [contrast for contrast in contrasts if contrast.p_value is not None]
     adjusted = iter(holm([contrast.p_value for contrast in tested if contrast.p_value is not None]))
-    return [c if c.p_value is None else _verdict(c, next(adjusted), confidence) for c in contrasts]
+    number = len(tested)
+    return [c if c.p_value is None else _verdict(c, next(adjusted), confidence, number) for c in contrasts]
 
 
-def _verdict(contrast: Contrast, p_adjusted: float, confidence: float) -> Contrast:
+def _settled(contrast: Contrast, confidence: float, number: int) -> Contrast:
+    """What would find a difference of this size, or of 1 % of the baseline if it is smaller, among `number` tests."""
+    assert contrast.t is not None
+    assert contrast.deviation is not None
+    worthwhile = WORTHWHILE * abs(contrast.baseline_value)
+    size = max(abs(contrast.difference), worthwhile)
+    needed = replications_needed(contrast.deviation, size, 1 - (1 - confidence) / number)
+    negligible = -worthwhile <= contrast.t.low and contrast.t.high <= worthwhile
+    return replace(contrast, to_settle=needed, negligible=negligible)
+
+
+def _verdict(contrast: Contrast, p_adjusted: float, confidence: float, number: int) -> Contrast:
     verdict = NONE
+    contrast = _settled(contrast, confidence, number)
     if p_adjusted <= 1 - confidence and contrast.difference != 0:
         better = direction(contrast.metric)
         if better is None:
@@ -117,13 +132,12 @@ def _bare(metric: str, baseline: float, candidate: float) -> Contrast:
 
 def _contrast(metric: str, baseline: float, candidate: float, spread: Spread, confidence: float) -> Contrast:
     number = spread.df + 1
-    worthwhile = max(abs(spread.centre), WORTHWHILE * abs(baseline))
     return replace(
         _bare(metric, baseline, candidate),
         t=spread.interval(confidence),
         p_value=spread.p_value(),
         num_values=number,
-        to_settle=replications_needed(spread.error * math.sqrt(number), worthwhile, confidence),
+        deviation=spread.error * math.sqrt(number),
     )
 
 

@@ -103,7 +103,7 @@ def batch_metric(metric: str) -> BatchMetric | None:
     """None for a metric that only a whole run has (pooled gaps, preemptions, money)."""
     name, _, statistic = metric.partition(".")
     if name in _COLUMNS and statistic in _SMALLEST:
-        most = 20 if statistic == "mean" else 10
+        most = 20 if statistic == "mean" else 7
         return BatchMetric(_SMALLEST[statistic], most, of_requests=_latency(name, statistic))
     if metric == "slo_attainment":
         return BatchMetric(20, of_requests=_attainment)

@@ -1,8 +1,8 @@
 """blis_training: vLLM 0.15 on H100, every request with its arrival and latencies.
 
-The client cycled 100 fixed prompts, so that after the first hundred every prompt is in the prefix cache. Recorded output
-lengths are a re-tokenization; the true length is what was asked for. Failed rows carry no prompt length: it is that of
-the prompt at the same place of the cycle. The server's CPU tier for evicted blocks is not simulated.
+The client cycled 100 fixed prompts, so that after the first hundred every prompt is in the prefix cache. Recorded
+output lengths are a re-tokenization; the true length is what was asked for. Failed rows carry no prompt length: it is
+that of the prompt at the same place of the cycle. The server's CPU tier for evicted blocks is not simulated.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A measured run: the configuration that reproduces it, its workload, and what was measured.
 
-Metrics are named `what.statistic`: ttft, tpot, e2e in seconds with mean, p50, p90, p99; `ttft_settled` is ttft without the
-first 100 requests (the server's warm-up); `output_token_throughput` and `request_throughput` per second; `finished` counts
-completed requests. tpot is (e2e - ttft) / (output tokens - 1) of each request, which is what the data sets call ITL.
+Metrics are named `what.statistic`: ttft, tpot, e2e in seconds with mean, p50, p90, p99; `ttft_settled` is ttft
+without the first 100 requests (the server's warm-up); `output_token_throughput` and `request_throughput` per second;
+`finished` counts completed requests. tpot is (e2e - ttft) / (output tokens - 1) of each request, which is what the
+data sets call ITL.
 """
 
 from __future__ import annotations

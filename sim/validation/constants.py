@@ -1,16 +1,17 @@
 """The constants of an engine and its client, fitted on measured servers: few, the same for all models and GPUs.
 
-Kernel coefficients come from kernel measurements and are not touched here. Each load stage of each clean run gives its mean
-time per output token and its median TTFT, each run the median TTFT of its last cold prompts; least squares on the relative
-errors, by Gauss-Newton with the simulator itself on the first requests of each stage. The client's two constants add to
-TTFT and are exact in that. Standard errors are those of the linearised problem with independent errors of equal size: they
-say what the data can tell apart.
+Kernel coefficients come from kernel measurements and are not touched here. Each load stage of each clean run gives
+its mean time per output token and its median TTFT, each run the median TTFT of its last cold prompts; least squares
+on the relative errors, by Gauss-Newton with the simulator itself on the first requests of each stage. The client's
+two constants add to TTFT and are exact in that. Standard errors are those of the linearised problem with independent
+errors of equal size: they say what the data can tell apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,11 +31,8 @@ CLIENT = ("client_latency", "client_latency_per_sequence")  # add to TTFT afterw
 CONSTANTS = (*SIMULATED, *CLIENT)
 STAGE_REQUESTS = 1500  # of each stage are simulated for a fit
 TRAILING = 250  # of them only keep up the load: not compared
-WEIGHTS = (
-    1.0,
-    0.5,
-    0.25,
-)  # of time per token, TTFT, TTFT of cold prompts: twins agree within 0.3, 1 and several per cent
+# Of time per token, TTFT, and TTFT of cold prompts: repeated runs agree within 0.3, 1 and several per cent.
+WEIGHTS = (1.0, 0.5, 0.25)
 COLD = slice(50, 100)  # rows of a run whose prompts are new while the server is warm
 STEP = 0.1  # relative step of the difference quotients
 CONVERGED = 0.01  # relative change of every constant
@@ -171,13 +169,13 @@ def shortened(case: Case, most: int = STAGE_REQUESTS, trailing: int = TRAILING) 
 
 
 def compare(case: Case, ttft: FloatArray, e2e: FloatArray) -> FloatArray:
-    """Weighted relative errors that a fit makes small: by stage time per token and median TTFT; TTFT of cold prompts."""
+    """Weighted relative errors to make small: by stage time per token and median TTFT; TTFT of cold prompts."""
     observed = case.requests
     assert observed is not None
     both = np.isfinite(observed.e2e) & np.isfinite(e2e)
     starts = (*observed.stage_starts, len(ttft))
     errors = []
-    for start, end in zip(starts, starts[1:], strict=False):
+    for start, end in pairwise(starts):
         rows = np.flatnonzero(both[start:end]) + start
         per_token = (e2e - ttft)[rows].mean() / (observed.e2e - observed.ttft)[rows].mean()
         first = np.median(ttft[rows]) / np.median(observed.ttft[rows])

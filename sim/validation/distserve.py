@@ -1,8 +1,8 @@
 """distserve: vLLM of early 2024 with OPT-13B on A100, ShareGPT requests with arrivals and lengths, a row a request.
 
 That engine scheduled synchronously, ran prompts in steps of their own and had no CUDA graphs. It is simulated as a
-synchronous engine without chunked prefill; prompts then share their step with the decodes, which lose about the same time.
-The disaggregated runs of the set are left out.
+synchronous engine without chunked prefill; prompts then share their step with the decodes, which lose about the same
+time. The disaggregated runs of the set are left out.
 """
 
 from __future__ import annotations

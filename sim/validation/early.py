@@ -1,8 +1,9 @@
 """vLLM before CUDA graphs (2023 and early 2024): what its host added to each step, and what its kernels were not yet.
 
-Layers were launched one by one from Python, so that a step takes at least a time per layer, however fast the GPU; after
-each step the host worked on every sequence (scheduling, sampling, detokenization). Elementwise kernels were not fused. The
-constants are one set for all models and both GPU types, except the time per layer, which belongs to the host of a test bed.
+Layers were launched one by one from Python, so that a step takes at least a time per layer, however fast the GPU;
+after each step the host worked on every sequence (scheduling, sampling, detokenization). Elementwise kernels were not
+fused. The constants are one set for all models and both GPU types, except the time per layer, which belongs to the
+host of a test bed.
 """
 
 from __future__ import annotations

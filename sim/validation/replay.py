@@ -75,7 +75,7 @@ class Prediction:
 def predict(
     case: Case, seeds: tuple[int, ...] | None = None, constants: Mapping[str, float] | None = None
 ) -> Prediction:
-    """Simulate `case` for its seeds (or those given) and average; `constants` replace the profile's engine constants."""
+    """Simulate `case` for its seeds (or those given) and average; `constants` replace the engine's in the profile."""
     replays = [replay(case, seed, constants) for seed in (seeds or case.seeds)]
     rows = [run.metrics() for run in replays]
     names = [name for name in rows[0] if all(name in row for row in rows)]

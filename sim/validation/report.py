@@ -213,7 +213,7 @@ def _fit_values(fit: ServerFit) -> dict[str, Any]:
     return {
         "values": fit.values,
         "standard_errors": fit.standard_errors,
-        "correlations": {name: row for name, row in zip(CONSTANTS, fit.correlations.tolist(), strict=True)},
+        "correlations": dict(zip(CONSTANTS, fit.correlations.tolist(), strict=True)),
         "condition": fit.condition,
         "residual": fit.residual,
         "num_residuals": fit.num_residuals,

@@ -1,9 +1,10 @@
 """silicon_sample: closed loops of InferenceX type on servers of several engines, a case a row.
 
 `concurrency` clients each send the next request when the last one ended; ten requests a client (fewer, for large
-concurrencies), lengths uniform in 0.8 to 1.0 of the nominal ones, no shared prefixes. Every engine is simulated with the
-loop and the constants of vLLM; KV settings are not recorded. Expert parallelism is simulated as tensor parallelism of the
-experts. Disaggregated rows, attention data parallelism and models whose sizes are unknown are left out.
+concurrencies), lengths uniform in 0.8 to 1.0 of the nominal ones, no shared prefixes. Every engine is simulated with
+the loop and the constants of vLLM; KV settings are not recorded. Expert parallelism is simulated as tensor
+parallelism of the experts. Disaggregated rows, attention data parallelism and models whose sizes are unknown are left
+out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """sim2real: vLLM runs with aggregate results only, and the published predictions of peer simulators for them.
 
-Arrivals are regenerated: exponential gaps stretched to each stage, predictions averaged over seeds. Prompts are longer
-than asked for by a re-tokenization that the per-request runs of the same campaign show. A run without a recorded number of
-KV blocks takes the memory model's.
+Arrivals are regenerated: exponential gaps stretched to each stage, predictions averaged over seeds. Prompts are
+longer than asked for by a re-tokenization that the per-request runs of the same campaign show. A run without a
+recorded number of KV blocks takes the memory model's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PEER_METRICS = {f"{name}_{s}": f"{name}.{s}" for name in ("ttft", "e2e") for s 
 
 
 def collect(folder: Path) -> Collected:
-    """All runs of the folder with the peers' errors on each; true arrivals where blis_training beside it has the run."""
+    """All runs of the folder with the peers' errors; true arrivals where blis_training beside it has the run."""
     rows = read_table(folder / "experiments.csv", _COLUMNS)
     peers, twins = peer_errors(folder), _twins(folder.parent / "blis_training")
     found = Collected()

@@ -1,7 +1,7 @@
 """splitwise: batches of equal prompts on A100 and H100 machines with an engine of late 2023, a case a cell.
 
-A cell is one batch of 1 to 64 prompts, all there at once, generated to the end; its prompt time is TTFT, its time per token
-TPOT. Cells are medians over the repeats. Power-capped machines are left out.
+A cell is one batch of 1 to 64 prompts, all there at once, generated to the end; its prompt time is TTFT, its time per
+token TPOT. Cells are medians over the repeats. Power-capped machines are left out.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ FAST_DEFAULT = 4
 
 
 def collect(folder: Path, pattern: str = "*", datasets: Iterable[str] | None = None) -> Collected:
-    """Cases and left-out runs below `folder` whose `dataset/name` matches `pattern`; data sets that are absent are noted.
+    """Cases and left-out runs below `folder` whose `dataset/name` matches `pattern`; absent data sets are noted.
 
     `InputError` when the folder holds none of the data sets, or when nothing matches.
     """

@@ -1,7 +1,8 @@
 """Published TensorRT-LLM tables: offline throughput with all requests queued at once, a case a row.
 
-The published batch limits are only partly known: 2048 sequences and 8192 tokens a step are taken, and vLLM's step constants.
-At most `MOST_REQUESTS` of a row's requests are simulated. Attention data parallelism and unknown models are left out.
+The published batch limits are only partly known: 2048 sequences and 8192 tokens a step are taken, and vLLM's step
+constants. At most `MOST_REQUESTS` of a row's requests are simulated. Attention data parallelism and unknown models
+are left out.
 """
 
 from __future__ import annotations

@@ -36,11 +36,10 @@ def build_driver(folder: Path, edits: dict[str, tuple[str, str]] | None = None) 
     includes = "".join(f'#include "{source}.cu"\n' for source in KERNELS)
     listed = ", ".join(f"KERNEL({name})" for name in names)
     (folder / "kernels.inc").write_text(f"{includes}#define KERNELS {listed}\n", encoding="utf-8")
-    subprocess.run(
-        ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-w", "-Wl,-soname,libcuda.so.1"]
-        + ["-I", str(folder), "-o", str(folder / "libcuda.so.1"), str(HERE / "driver.cpp"), "-ldl"],
-        check=True,
-    )
+    options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-w", "-Wl,-soname,libcuda.so.1"]
+    library = folder / "libcuda.so.1"
+    command = ["g++", *options, "-I", str(folder), "-o", str(library), str(HERE / "driver.cpp"), "-ldl"]
+    subprocess.run(command, check=True)
     return folder
 
 

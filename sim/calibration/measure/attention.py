@@ -1,4 +1,4 @@
-"""Attention over a paged cache: decodes with equal or different contexts, and prompt chunks with or without a prefix."""
+"""Attention over a paged cache: decodes of equal or uneven contexts, prompt chunks with or without a prefix."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def read_sequences(
 def gather(cache: FloatArray, blocks: npt.NDArray[Any], length: int) -> FloatArray:
     """[length, kv_heads, dim] of one sequence from [block, slot, kv_heads, dim]."""
     used = cache[blocks[: -(-length // BLOCK_SIZE)]]
-    return used.reshape(-1, *cache.shape[2:])[:length]
+    return np.asarray(used.reshape(-1, *cache.shape[2:])[:length])
 
 
 def attend(query: FloatArray, keys: FloatArray, values: FloatArray, heads: Heads) -> FloatArray:

@@ -99,7 +99,9 @@ class Bench:
         """How many pieces of this size the data has. `InputError` when it has none."""
         count = self.num_bytes // _aligned(num_bytes)
         if not count:
-            raise InputError(f"{num_bytes} bytes of data do not fit into the {self.num_bytes} bytes of this measurement")
+            raise InputError(
+                f"{num_bytes} bytes of data do not fit into the {self.num_bytes} bytes of this measurement"
+            )
         return count
 
     def window(self, index: int, num_bytes: int) -> int:

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.calibration.measure.bench import Bench, Work
-from sim.calibration.measure.cuda import Gpu, Launch, integer, long_integer, number, pointer
+from sim.calibration.measure.cuda import Argument, Gpu, Launch, integer, long_integer, number, pointer
 from sim.calibration.measure.timing import Protocol, time_work
 from sim.errors import RunError
 
+MAX_STREAM_BYTES = 2**30
 PIECE = 16  # bytes a thread moves at once
 CHAINS = 8  # independent accumulators of the peak kernels
 MMA_FLOPS = 4096  # of one warp product
@@ -42,7 +43,7 @@ def measure_ceilings(bench: Bench, protocol: Protocol, iterations: int = 4096) -
 def _bandwidth(bench: Bench, protocol: Protocol, kernel: str) -> Reading:
     gpu = bench.gpu
     copies = kernel == "stream_copy"
-    size = bench.num_bytes // (2 if copies else 1) // PIECE * PIECE
+    size = min(bench.num_bytes // (2 if copies else 1), MAX_STREAM_BYTES) // PIECE * PIECE
     blocks = 32 * gpu.num_multiprocessors
     target = bench.data + size if copies else bench.scratch("sums", 4 * 256 * blocks)
     launch = Launch(kernel, (blocks, 1, 1), 256, (pointer(bench.data), pointer(target), long_integer(size // PIECE)))
@@ -67,6 +68,7 @@ def _peak(bench: Bench, protocol: Protocol, kernel: str, iterations: int) -> Rea
     gpu = bench.gpu
     blocks, threads = 4 * gpu.num_multiprocessors, 256
     out = bench.scratch("peak", 4 * blocks * threads)
+    arguments: tuple[Argument, ...]
     if kernel == "peak_fma":
         arguments = (pointer(out), number(1.0), number(0.25), integer(iterations))
         expected, flops = 0.25 * CHAINS * iterations, 2.0 * CHAINS * iterations * blocks * threads

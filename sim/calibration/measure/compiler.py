@@ -137,16 +137,16 @@ def _refuse(name: str, architecture: str, log: str) -> NoReturn:
 def _text(nvrtc: Any, program: Any) -> str:
     error, size = nvrtc.nvrtcGetProgramLogSize(program)
     _check(nvrtc, error, "nvrtcGetProgramLogSize")
-    buffer = b" " * size
+    buffer: bytes = b" " * size
     (error,) = nvrtc.nvrtcGetProgramLog(program, buffer)
     _check(nvrtc, error, "nvrtcGetProgramLog")
-    return buffer.rstrip(b"\0 ").decode(errors="replace")
+    return str(buffer.rstrip(b"\0 ").decode(errors="replace"))
 
 
 def _cubin(nvrtc: Any, program: Any) -> bytes:
     error, size = nvrtc.nvrtcGetCUBINSize(program)
     _check(nvrtc, error, "nvrtcGetCUBINSize")
-    buffer = b"\0" * size
+    buffer: bytes = b"\0" * size
     (error,) = nvrtc.nvrtcGetCUBIN(program, buffer)
     _check(nvrtc, error, "nvrtcGetCUBIN")
     return buffer

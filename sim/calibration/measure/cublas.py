@@ -39,7 +39,9 @@ class Cublas:
         self._call("cublasCreate_v2", ctypes.byref(self._handle))
         self._call("cublasSetStream_v2", self._handle, ctypes.c_void_p(int(gpu.stream)))
         workspace = gpu.allocate(WORKSPACE_BYTES)  # so that nothing is allocated while a graph is captured
-        self._call("cublasSetWorkspace_v2", *(self._handle, ctypes.c_void_p(workspace)), ctypes.c_size_t(WORKSPACE_BYTES))
+        self._call(
+            "cublasSetWorkspace_v2", *(self._handle, ctypes.c_void_p(workspace)), ctypes.c_size_t(WORKSPACE_BYTES)
+        )
 
     def multiply(self, a: int, b: int, c: int, m: int, n: int, k: int) -> None:
         """C = A B^T, all row-major; cuBLAS counts by columns, so it is asked for C^T = (B^T)^T A^T."""

@@ -1,4 +1,4 @@
-"""One GPU through the CUDA driver: memory, kernels, launches, captured graphs, events. Needs cuda-bindings and a driver.
+"""One GPU through the CUDA driver: memory, kernels, launches, graphs, events. Needs cuda-bindings and a driver.
 
 A thin layer, so that everything above it can be run in tests with an emulated driver. Never changes clocks or limits.
 """

@@ -1,4 +1,4 @@
-"""The elementwise operations of a layer with this project's kernels: norm with residual, rotary embedding, activation."""
+"""The elementwise operations of a layer with this project's kernels: norm with residual, rotary, activation."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Elementwise:
         bench.clear()
         return relative_error(found, expected)
 
-    # --- norm: residual += input; out = residual / rms * weight --------------------------------------------------------
+    # --- norm: residual += input; out = residual / rms * weight -------------------------------------------------------
 
     def _norm(self, bench: Bench) -> Launch:
         pointers = (self._at(bench, "input"), self._at(bench, "residual"), bench.window(0, 1), self._out(bench))
@@ -81,10 +81,12 @@ class Elementwise:
         expected = total / np.sqrt(np.mean(total**2, axis=1, keepdims=True) + EPSILON) * weight
         return from_bits(bench.read_bits(self._out(bench), total.shape)), expected
 
-    # --- rope: queries and keys of each token turn in place ------------------------------------------------------------
+    # --- rope: queries and keys of each token turn in place ---------------------------------------------------------
 
     def _rope(self, bench: Bench) -> Launch:
-        angles = np.outer(np.arange(self.num_tokens), 1e4 ** (-np.arange(self.layer.head_dim // 2) * 2.0 / self.layer.head_dim))
+        angles = np.outer(
+            np.arange(self.num_tokens), 1e4 ** (-np.arange(self.layer.head_dim // 2) * 2.0 / self.layer.head_dim)
+        )
         table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
         pointers = (pointer(self._at(bench, "rotary")), pointer(bench.hold(table)))
         heads = self.layer.heads + self.layer.kv_heads
@@ -98,7 +100,7 @@ class Elementwise:
         turned = (x * np.cos(angles) - y * np.sin(angles), y * np.cos(angles) + x * np.sin(angles))
         return self._values(bench, "rotary"), np.concatenate(turned, axis=-1)
 
-    # --- activation: out = silu(gate) * up -----------------------------------------------------------------------------
+    # --- activation: out = silu(gate) * up --------------------------------------------------------------------------
 
     def _activation(self, bench: Bench) -> Launch:
         tokens, width = self.num_tokens, self.layer.inter
@@ -110,7 +112,7 @@ class Elementwise:
         gate, up = np.split(before["both"], 2, axis=1)
         return from_bits(bench.read_bits(self._out(bench), gate.shape)), gate / (1.0 + np.exp(-gate)) * up
 
-    # --- data ----------------------------------------------------------------------------------------------------------
+    # --- data -------------------------------------------------------------------------------------------------------
 
     def _shape_of(self, name: str) -> tuple[int, ...]:
         layer = self.layer

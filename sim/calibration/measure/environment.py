@@ -20,7 +20,7 @@ QUERY = (
     *("clocks_event_reasons.active", "ecc.mode.current", "mig.mode.current"),
 )
 HARMLESS_REASONS = 0x1 | 0x2  # idle; application clocks
-_WORDS = re.compile(r"[a-z]+\d*[a-z]*|\d+gb")
+_WORDS = re.compile(r"[a-z0-9]+")
 
 
 def describe(gpu: Gpu, library: str) -> dict[str, Any]:
@@ -74,10 +74,8 @@ def catalogue_gpu(name: str) -> HardwareProfile:
 
 
 def _likeness(words: set[str], entry: str) -> int:
-    """How many words of an entry's name the driver's name has; 0 unless its first one (the chip) is among them."""
-    own = entry.split("-")
-    chip = own[0] + own[1] if own[0] == "rtx" else own[0]
-    present = words | {f"rtx{word}" for word in words}
-    if chip not in present and not (own[0] == "rtx" and set(own) <= words):
+    """How many words of an entry's name the driver's name has; 0 unless the chip and the form agree."""
+    chip, *rest = entry.removeprefix("rtx-").split("-")
+    if chip not in words or ("rtx" in words) != entry.startswith("rtx-") or ("sxm" in rest and "sxm" not in words):
         return 0
-    return 2 + sum(word in words for word in own[1:])
+    return 1 + sum(word in words for word in rest)

@@ -57,7 +57,13 @@ class Grid:
 def full_grid(max_bytes: int, seed: int = 0) -> Grid:
     """All points whose data fits into `max_bytes`."""
     rng = np.random.default_rng(seed)
-    points = [*gemm_points(), *decode_points(), *uneven_decodes(rng, 30), *prefill_points(), *elementwise_points()]
+    points: list[Operation] = [
+        *gemm_points(),
+        *decode_points(),
+        *uneven_decodes(rng, 30),
+        *prefill_points(),
+        *elementwise_points(),
+    ]
     steps = random_steps(rng, 60)
     fitting = tuple(point for point in points if needed_bytes(point) <= max_bytes)
     return Grid(
@@ -91,7 +97,7 @@ def decode_points() -> list[Decode]:
 
 def uneven_decodes(rng: np.random.Generator, count: int) -> list[Decode]:
     """Contexts log-uniform between a random pair of lengths, as batches of a server have them."""
-    return [Decode(random_contexts(rng, int(round(2.0 ** rng.uniform(1, 8)))), MODEL_HEADS) for _ in range(count)]
+    return [Decode(random_contexts(rng, round(2.0 ** rng.uniform(1, 8))), MODEL_HEADS) for _ in range(count)]
 
 
 def prefill_points() -> list[Prefill]:
@@ -112,10 +118,10 @@ def random_steps(rng: np.random.Generator, count: int) -> list[Step]:
 
 
 def _random_step(rng: np.random.Generator, with_chunk: bool) -> Step:
-    contexts = random_contexts(rng, int(round(2.0 ** rng.uniform(0, 7))))
+    contexts = random_contexts(rng, round(2.0 ** rng.uniform(0, 7)))
     chunk = None
     if with_chunk:
-        chunk = int(round(2.0 ** rng.uniform(5, 11))), int(rng.integers(0, 2) * round(2.0 ** rng.uniform(6, 12)))
+        chunk = round(2.0 ** rng.uniform(5, 11)), int(rng.integers(0, 2) * round(2.0 ** rng.uniform(6, 12)))
     return Step(contexts, chunk, MODEL_LAYER, MODEL_HEADS)
 
 

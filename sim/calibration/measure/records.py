@@ -22,8 +22,7 @@ RAW_COLUMNS = (
     *("pass", "order", "table", "backend", "shape", "cold", "launches", "possible", "repeat", "seconds"),
     "noise_floor",
 )
-TABLE_FILES = ("gemm", "attention_decode", "attention_prefill", "vidur_mlp_ops", "steps")
-FIXED_COLUMNS: Mapping[str, Mapping[str, object]] = {
+FIXED_COLUMNS: Mapping[str, dict[str, str]] = {
     "gemm": {"dtype": "bfloat16"},
     "attention_decode": {"kv_dtype": "bfloat16"},
     "attention_prefill": {"dtype": "bfloat16", "kv_dtype": "bfloat16"},
@@ -100,7 +99,9 @@ def tables_of(points: pd.DataFrame, gpu: str, source: str) -> dict[str, pd.DataF
         shapes = pd.DataFrame([parse_shape(text) for text in part["shape"]])
         frame = shapes.assign(gpu=gpu, backend=part.backend.to_numpy(), source=source)
         frame = frame.assign(time_us=part.seconds.to_numpy() * 1e6, spread=part.spread.to_numpy())
-        tables[str(name)] = frame.assign(**FIXED_COLUMNS[str(name)])
+        for column, value in FIXED_COLUMNS[str(name)].items():
+            frame[column] = value
+        tables[str(name)] = frame
     decode = tables.get("attention_decode")
     if decode is not None and "contexts" in decode:
         uneven = decode["contexts"].notna()

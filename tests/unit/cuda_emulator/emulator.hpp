@@ -5,6 +5,7 @@
 // two barriers the threads run in index order, or in reverse (EMULATOR_ORDER=reverse): code with a missing barrier
 // answers differently in the two. Not kept: time, memory consistency, caches.
 #pragma once
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -33,8 +34,11 @@ constexpr int WARP = 32;
 constexpr size_t STACK = 64 * 1024;
 enum class State { ready, at_block_barrier, at_warp_barrier, done };
 
+// A fiber starts by `setcontext`; afterwards switches are jumps, which need no system call.
 struct Fiber {
     ucontext_t context;
+    jmp_buf resume;
+    bool started = false;
     std::vector<char> stack = std::vector<char>(STACK);
     State state = State::ready;
     Index thread{};
@@ -44,7 +48,7 @@ struct WarpSlot {
     uint32_t words[8];
 };
 
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline std::vector<Fiber> fibers;
 inline std::vector<WarpSlot> slots;
 inline int running = 0;
@@ -54,12 +58,21 @@ inline std::string complaint;
 inline void entry() {
     (*body)();
     fibers[running].state = State::done;
-    swapcontext(&fibers[running].context, &scheduler);
+    _longjmp(scheduler, 1);
 }
 
 inline void wait(State state) {
     fibers[running].state = state;
-    swapcontext(&fibers[running].context, &scheduler);
+    if (!_setjmp(fibers[running].resume)) _longjmp(scheduler, 1);
+}
+
+// Run one fiber to its next barrier or its end.
+inline void step() {
+    Fiber& fiber = fibers[running];
+    if (_setjmp(scheduler)) return;
+    if (fiber.started) _longjmp(fiber.resume, 1);
+    fiber.started = true;
+    setcontext(&fiber.context);
 }
 
 // Let go the threads [first, last) if each of those that are left waits at the same kind of barrier.
@@ -88,6 +101,7 @@ inline void run_block(int count) {
     for (int i = 0; i < count; ++i) {
         Fiber& fiber = fibers[i];
         fiber.state = State::ready;
+        fiber.started = false;
         fiber.thread = {i % blockDim.x, i / blockDim.x % blockDim.y, i / (blockDim.x * blockDim.y)};
         getcontext(&fiber.context);
         fiber.context.uc_stack.ss_sp = fiber.stack.data();
@@ -99,7 +113,7 @@ inline void run_block(int count) {
         bool left = false;
         for (int i = 0; i < count; ++i) {
             running = reverse ? count - 1 - i : i;
-            if (fibers[running].state == State::ready) swapcontext(&scheduler, &fibers[running].context);
+            if (fibers[running].state == State::ready) step();
         }
         for (int i = 0; i < count; ++i) left |= fibers[i].state != State::done;
         if (!left) return;
