@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ def fields_of(values: Mapping[str, Any], key: str, where: str) -> dict[str, Any]
     return section
 
 
+@cache
 def _read_packaged(kind: str, name: str) -> dict[str, Any]:
     text = (folder(kind) / f"{name}.yaml").read_text(encoding="utf-8")
     return _mapping(yamlfile.parse(text, f"hardware_profiles/{kind}/{name}.yaml"))

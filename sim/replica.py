@@ -239,9 +239,9 @@ class Replica:
         if blocks > self.kv.num_usable:
             return f"needs {blocks} KV blocks at its full length, the replica has {self.kv.num_usable}"
         never_fits = getattr(self.scheduler, "never_fits", None)
-        if never_fits is None:
-            return self.kv.never_fits(seq, self.limits.max_model_len)
-        reason: str | None = never_fits(seq, self.kv.num_usable * self.kv.block_size, self.kv.block_size)
+        reason: str | None = self.kv.never_fits(seq, self.limits.max_model_len)
+        if reason is None and never_fits is not None:
+            reason = never_fits(seq, self.kv.num_usable * self.kv.block_size, self.kv.block_size)
         return reason
 
     def submit(self, seq: Sequence, now: float) -> None:
