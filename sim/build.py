@@ -13,6 +13,7 @@ from sim.engine import Simulation
 from sim.errors import InputError
 from sim.hardware import load_gpu
 from sim.interfaces import Traits
+from sim.kv.eviction import EvictingKV, NextUse, next_uses
 from sim.kv.host import HostMemory
 from sim.memory import plan_memory
 from sim.model import load_model
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from sim.config import ExperimentConfig, PoolConfig
     from sim.engine import EndFunction
     from sim.interfaces import PreemptionPolicy, Scheduler
+    from sim.kv.paged import PagedKV
     from sim.model import ModelSpec
     from sim.workload.columns import Columns
 
@@ -114,6 +116,7 @@ class PoolBuilder:
         self.max_model_len = self.pool.max_model_len or self._model_maximum()
         self.num_blocks = self.pool.kv_cache.num_blocks or self._at("kv_cache", self._planned_blocks)
         self.limits = self._limits()
+        self.next_use: NextUse | None = None  # for oracles
         self.host_block = self._at("preemption", self._host_block)
         self._check_slots()
 
@@ -249,13 +252,12 @@ class PoolBuilder:
 
     def replica(self, index: int, clock: Clock, on_end: EndFunction, columns: Columns) -> Replica:
         """Replica number `index` of the cluster."""
-        kv = self.pool.kv_cache
         replica = self._replica_class()(
             index,
             clock,
             self.scheduler(index),
             self.preemption(index),
-            self.allocator.build(self.num_blocks, kv.block_size, kv.prefix_caching),
+            self._memory(columns),
             self.cost,
             self.limits,
             on_end,
@@ -269,6 +271,17 @@ class PoolBuilder:
         )
         self._give_host_memory(replica)
         return replica
+
+    def _memory(self, columns: Columns) -> PagedKV:
+        """KV memory of one replica; an eviction policy that is an oracle learns what is to come."""
+        config = self.pool.kv_cache
+        kv: PagedKV = self.allocator.build(self.num_blocks, config.block_size, config.prefix_caching)
+        foresee = getattr(kv.policy, "foresee", None) if isinstance(kv, EvictingKV) else None
+        if foresee is not None:
+            if self.next_use is None:
+                self.next_use = next_uses(columns.content_spans, columns.workload.num_prompt_tokens.tolist())
+            foresee(self.next_use)
+        return kv
 
     def _give_host_memory(self, replica: Replica) -> None:
         """Swap space and the way to decide who goes there, where preemption swaps."""

@@ -63,6 +63,11 @@ class Clock:
         heappush(self.env._queue, (time, kind * KIND_WIDTH + index, next(self.env._eid), timer))  # type: ignore[misc]
         return timer
 
+    @property
+    def has_events(self) -> bool:
+        """Whether anything is still to happen."""
+        return bool(self.env._queue)
+
     def more_now(self) -> bool:
         """Whether further events are due at the present instant."""
         queue = self.env._queue

@@ -176,7 +176,7 @@ class SpeculationConfig(Model):
     """Speculative decoding of a pool. The number of accepted drafts is drawn by seed, request and output token."""
 
     method: Literal["eagle", "eagle_drop", "draft_model", "ngram"] = Field(
-        description="eagle: also MTP; eagle_drop: eagle as in older engines, the last block of a prefix hit is recomputed"
+        description="eagle: also MTP; eagle_drop: as in older engines, the last block of a prefix hit is recomputed"
     )
     num_speculative_tokens: int = Field(ge=1, le=64, description="drafts of a step")
     acceptance: float | list[float] = Field(

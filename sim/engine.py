@@ -227,7 +227,7 @@ class Simulation:
         now = self.clock.now
         for replica in self.replicas:
             self.timeline.append(replica.sample(now))
-        if len(self.records) < len(self.workload):
+        if len(self.records) < len(self.workload) and self.clock.has_events:  # else nothing will ever happen again
             assert self.timeline_interval is not None
             self.clock.at(to_grid(now + self.timeline_interval), Order.CONTROL_LOOP, 0, self._sample_timeline)
 

@@ -198,7 +198,7 @@ def _prefix_cache(result: RunResult, workload: Workload, measured: Measured, war
 
 
 def _speculation(result: RunResult) -> dict[str, Any]:
-    """Drafts of the whole run, in vLLM's terms: rate = accepted / drafted, length = 1 + accepted a step. Absent without."""
+    """Drafts of the whole run: acceptance rate = accepted / drafted, length = 1 + accepted a step (as vLLM reports)."""
     totals = [replica.speculation for replica in result.replicas if replica.speculation is not None]
     if not totals:
         return {}

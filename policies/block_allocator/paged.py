@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from policies.eviction import EVICTIONS
+from sim.errors import unknown_name
+from sim.kv.eviction import EvictingKV
 from sim.kv.paged import PagedKV
 
 
@@ -11,8 +14,17 @@ from sim.kv.paged import PagedKV
 class Paged:
     """Block tables with vLLM V1's prefix cache and free-list order (sim/kv/paged.py).
 
-    Waste: the open part of last blocks.
+    Waste: the open part of last blocks. `eviction`: which idle cached content is overwritten first (`servesim policies
+    list eviction`); lru is the engine's.
     """
 
+    eviction: str = "lru"
+
+    def __post_init__(self) -> None:
+        if self.eviction not in EVICTIONS:
+            raise ValueError(str(unknown_name("eviction policy", self.eviction, EVICTIONS)))
+
     def build(self, num_blocks: int, block_size: int, prefix_caching: bool) -> PagedKV:
-        return PagedKV(num_blocks, block_size, prefix_caching)
+        if self.eviction == "lru" or not prefix_caching:
+            return PagedKV(num_blocks, block_size, prefix_caching)
+        return EvictingKV(num_blocks, block_size, EVICTIONS[self.eviction]())

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from sim.batch import BatchBuilder
     from sim.views import SequenceView
 
-Reservation = Literal["max", "pow2", "oracle"]
+Reservation = Literal["max", "pow2", "oracle", "allocator"]
 
 
 def output_length(seq: SequenceView) -> int:
@@ -18,7 +18,9 @@ def output_length(seq: SequenceView) -> int:
 
 
 def reserved_tokens(seq: SequenceView, reservation: Reservation, max_model_len: int) -> int:
-    """Prompt and output tokens for which blocks are reserved; `max`: the longest sequence that the model takes."""
+    """Prompt and output tokens for which blocks are reserved; 0 leaves it to the allocator, which may have its own rule."""
+    if reservation == "allocator":
+        return 0
     if reservation == "max":
         return max_model_len
     output = output_length(seq)

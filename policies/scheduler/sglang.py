@@ -48,6 +48,8 @@ class SGLang:
 
     def never_fits(self, seq: SequenceView, pool_tokens: int, page_size: int) -> str | None:
         """Why a request would wait for ever on an empty replica."""
+        if self.chunked_prefill_size % page_size:
+            return f"chunked_prefill_size {self.chunked_prefill_size} is not a multiple of the page size {page_size}"
         expected = int(seq.num_prompt_tokens + expected_tokens(seq.max_output_tokens, 0, 1.0)) + page_size
         if expected < pool_tokens:
             return None

@@ -23,7 +23,7 @@ class Static:
     """
 
     padded: bool = True
-    reservation: Literal["max", "pow2", "oracle"] = "max"
+    reservation: Literal["max", "pow2", "oracle", "allocator"] = "max"
     extra_tokens: int = 0
     traits: Traits = field(init=False, repr=False)
 

@@ -64,7 +64,7 @@ def _print(found: Comparison) -> None:
 
     console = Console(highlight=False, soft_wrap=True)
     for pair in found.pairs:
-        head, *lines = aligned(_table(pair, found.confidence), num_left=1)
+        head, *lines = aligned(_table(pair, found.confidence), left=(0,))
         console.print(Text(f"{pair.candidate} against {pair.baseline}, {_size(found)}\n", style="bold"))
         console.print(Text(head, style="dim"))
         for line, contrast in zip(lines, pair.contrasts, strict=True):

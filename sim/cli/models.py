@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sim.layer_groups import KvCount
     from sim.model import ModelSpec
 
 app = typer.Typer(help="Model architectures that ship with servesim, and how to add one.")
@@ -55,7 +56,11 @@ def show(
     from sim.model import load_model
 
     model = load_model(name)
-    typer.echo(json.dumps({**asdict(model), **_sizes(model)}, indent=2) if as_json else _as_yaml(model).rstrip())
+    if as_json:
+        counts = [count._asdict() for count in _kv_counts(model)]
+        typer.echo(json.dumps({**asdict(model), **_sizes(model), "kv_bytes_of_a_sequence": counts}, indent=2))
+    else:
+        typer.echo(_as_yaml(model) + "\n".join(_kv_lines(model)))
 
 
 @app.command("import")
@@ -113,6 +118,24 @@ def _as_yaml(model: ModelSpec) -> str:
     }
     lines = [f"# {key}: {value:,}" for key, value in _sizes(model).items() if isinstance(value, int)]
     return yamlfile.dump(values) + "\n".join(lines) + "\n"
+
+
+def _kv_counts(model: ModelSpec) -> list[KvCount]:
+    from sim.layer_groups import count_kv
+
+    most = model.max_position or 32768
+    return [count_kv(model, tokens) for tokens in (1024, 8192, 32768, 131072) if tokens <= most]
+
+
+def _kv_lines(model: ModelSpec) -> list[str]:
+    """KV bytes of a sequence by ways of counting; only where the layers of the model keep different amounts."""
+    if not model.num_sliding_layers:
+        return ["# KV of a sequence: the same in every layer, all of its context"]
+    return [
+        f"# KV of a sequence of {count.num_tokens:,} tokens, MB: {count.every_layer / 1e6:,.1f} with all of it in "
+        f"every layer, {count.unified_pages / 1e6:,.1f} in pages of window groups, {count.ideal / 1e6:,.1f} ideal"
+        for count in _kv_counts(model)
+    ]
 
 
 def _sizes(model: ModelSpec) -> dict[str, int | str | None]:

@@ -13,10 +13,17 @@ from collections.abc import Iterator, Sequence
 class Run:
     """One content: its pieces in the order in which they were registered (a look-up takes the first that covers a block)."""
 
-    __slots__ = ("pieces",)
+    __slots__ = ("key", "pieces")
 
-    def __init__(self) -> None:
+    def __init__(self, key: object = None) -> None:
+        self.key = key  # what names the content
         self.pieces: list[Piece] = []
+
+
+class PrivateRun(Run):
+    """What only one sequence can hit: the tokens that it generated, when it comes back from a preemption."""
+
+    __slots__ = ()
 
 
 class Piece:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.errors import InputError
-from sim.kv.content import Content, Piece, Run, covering
+from sim.kv.content import Content, Piece, PrivateRun, Run, covering
 
 if TYPE_CHECKING:
     from sim.request import Sequence
@@ -56,6 +56,8 @@ class PagedKV:
         self.num_free = self.num_usable
         self.num_idle = 0  # free blocks that hold cached content
         self.num_evicted = 0
+        self.num_evicted_dead = 0  # of these, what nobody could have hit any more
+        self.num_evicted_preempted = 0  # and what a preempted sequence could have hit when it comes back
         self.min_free = self.num_usable
         self.longest_sequence = 2**62  # tokens at which a sequence is stopped for want of room of its own
         self.runs: dict[object, Run] = {}
@@ -79,7 +81,7 @@ class PagedKV:
     def _run(self, key: object) -> Run:
         run = self.runs.get(key)
         if run is None:
-            run = self.runs[key] = Run()
+            run = self.runs[key] = Run(key)
         return run
 
     def match(self, content: Content | None, max_tokens: int) -> Match:
@@ -149,15 +151,28 @@ class PagedKV:
         self.num_idle -= num_blocks
         self.num_evicted += num_blocks
         while num_blocks:
-            piece = self._free.next
+            piece = self._next_victim()
             size = piece.high - piece.low
             if size > num_blocks:
                 piece.high -= num_blocks
+                self._overwritten(piece, piece.high, piece.high + num_blocks)
                 return
             num_blocks -= size
             self._unlink(piece)
             if piece.run is not None:
                 piece.run.pieces.remove(piece)
+            self._overwritten(piece, piece.low, piece.high)
+
+    def _next_victim(self) -> Piece:
+        """The idle piece that is overwritten next: the one that has been idle for longest."""
+        return self._free.next
+
+    def _overwritten(self, piece: Piece, low: int, high: int) -> None:
+        """Blocks [low, high) of an idle piece are gone: count what that means."""
+        if piece.run is None:
+            self.num_evicted_dead += high - low
+        elif isinstance(piece.run, PrivateRun):
+            self.num_evicted_preempted += high - low
 
     def hold(self, seq: Sequence, match: Match) -> None:
         """Give the sequence references to matched blocks."""
@@ -283,7 +298,7 @@ class PagedKV:
             seq.held.append((Piece(None, stop - count, stop, 1), stop - count, stop))
             return
         if content.private is None:
-            content.private = Run()
+            content.private = PrivateRun()
         piece = Piece(content.private, stop - count, stop, 1)
         content.private.pieces.append(piece)
         seq.held.append((piece, piece.low, stop))

@@ -15,6 +15,7 @@ import numpy as np
 
 from sim.build import PoolBuilder
 from sim.config import ExperimentConfig
+from sim.cost import ExplainingCostModel, build_cost_model
 from sim.cost.base import BatchShape, CostModel
 from sim.errors import InputError
 from sim.memory import plan_memory
@@ -104,7 +105,7 @@ def _change_for_memory(config: ExperimentConfig, longest: int = 0) -> str | None
     return None
 
 
-# --- a request that is alone -------------------------------------------------------------------------------------------
+# --- a request that is alone ---
 
 
 def _lone_request(config: ExperimentConfig, builder: PoolBuilder, demand: Demand) -> tuple[str, str] | None:
@@ -173,7 +174,7 @@ def _lone_tpot(cost: CostModel, demand: Demand) -> FloatArray:
     return np.interp(contexts, grid, [_decode_time(cost, 1, int(context)) for context in grid])
 
 
-# --- the work ----------------------------------------------------------------------------------------------------------
+# --- the work ---
 
 
 def _load(config: ExperimentConfig, builder: PoolBuilder, demand: Demand, usable: int) -> dict[str, float]:
@@ -227,6 +228,20 @@ def explain_limit(config: ExperimentConfig, summary: Mapping[str, Any]) -> str:
     return _bound_of_step(PoolBuilder(config, 0, False, False), summary, max(1, round(running)))
 
 
+def _rooflines(builder: PoolBuilder) -> ExplainingCostModel:
+    pool = builder.pool
+    return build_cost_model(
+        "roofline",
+        {},
+        model=builder.model,
+        gpu=builder.gpu,
+        tensor_parallel=pool.tensor_parallel,
+        pipeline_parallel=pool.pipeline_parallel,
+        max_num_seqs=pool.scheduler.max_num_seqs,
+        max_num_batched_tokens=pool.scheduler.max_num_batched_tokens,
+    )
+
+
 def _mean_running(summary: Mapping[str, Any]) -> float:
     """Sequences that ran at once on a replica, on average (Little's law)."""
     if not summary["duration"] or summary["e2e"]["mean"] is None:
@@ -236,7 +251,7 @@ def _mean_running(summary: Mapping[str, Any]) -> float:
 
 
 def _bound_of_step(builder: PoolBuilder, summary: Mapping[str, Any], running: int) -> str:
-    """What the average step waits for most, by the cost model's breakdown."""
+    """What the average step waits for most, by rooflines: measured step times do not say what bounds them."""
     finished, steps = max(summary["num_finished"], 1), max(summary["num_steps"], 1)
     prompt, output = summary["num_prompt_tokens"] / finished, summary["num_output_tokens"] / finished
     prefill = round(summary["num_prompt_tokens"] / steps)
@@ -246,8 +261,8 @@ def _bound_of_step(builder: PoolBuilder, summary: Mapping[str, Any], running: in
         round(prompt + output),
     )  # fmt: skip
     seconds: dict[str, float] = {}
-    for part in builder.cost.breakdown(shape).values():  # type: ignore[attr-defined]
-        bound = str(part.get("bound", "overhead"))
+    for part in _rooflines(builder).breakdown(shape).values():
+        bound = str(part["bound"])
         seconds[bound] = seconds.get(bound, 0.0) + float(part["seconds"])
     most = max(seconds, key=lambda bound: seconds[bound])
     return {"memory": "bandwidth", "link": "network"}.get(most, most)

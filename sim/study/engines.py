@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -116,6 +116,38 @@ class Cluster:
             yield executor
         finally:
             executor.shutdown(wait=False)
+
+
+class Kept:
+    """An engine whose workers stay between rounds; new ones are started when they died."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.num_workers = engine.num_workers
+        self.writes_here = engine.writes_here
+        self.died = engine.died
+        self._stack = ExitStack()
+        self._executor: Executor | None = None
+
+    def __enter__(self) -> Kept:
+        return self
+
+    def __exit__(self, *leaving: Any) -> None:
+        self._stack.__exit__(*leaving)
+
+    @contextmanager
+    def open(self) -> Iterator[Executor]:
+        if self._executor is None or not self._lives(self._executor):
+            self._stack.close()
+            self._executor = self._stack.enter_context(self.engine.open())
+        yield self._executor
+
+    def _lives(self, executor: Executor) -> bool:
+        try:
+            executor.submit(int).result()
+        except self.died:
+            return False
+        return True
 
 
 def local_engine(num_workers: int) -> Engine:

@@ -40,7 +40,9 @@ class PlanConfig(Model):
     prices: dict[str, PositiveFloat | int] = Field(default_factory=dict, description="GPU -> USD per GPU hour")
     objective: Literal["cost", "gpus", "energy"] = "cost"
     max_replicas: int = Field(default=64, ge=1)
-    replications: int | None = Field(default=None, ge=1, description="seeds that must meet the SLO; default 1 for a trace, 2 else")
+    replications: int | None = Field(
+        default=None, ge=1, description="seeds that must meet the SLO; default 1 for a trace, 2 else"
+    )
     verify: int = Field(default=2, ge=0, description="other seeds with which the winner is simulated afresh")
     spare_replicas: int = Field(default=0, ge=0, description="replicas on top, for failures and maintenance (N+1: 1)")
 

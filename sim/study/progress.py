@@ -36,3 +36,27 @@ def study_progress(shown: bool, what: str = "runs") -> Iterator[Progress | None]
                 bar.update(task, advance=1, last=job.label[:60])
 
         yield report
+
+
+@contextmanager
+def search_progress(shown: bool) -> Iterator[Progress | None]:
+    """A line on standard error with the runs done so far; a search does not know how many there will be."""
+    if not shown:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("bounds", total=None)
+        count = 0
+
+        def report(ended: int, total: int, job: Job | None) -> None:
+            nonlocal count
+            if job is not None:
+                count += 1
+                bar.update(task, description=f"{count} runs, last: {job.label[:70]}")
+
+        yield report

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sim.errors import InputError
 from sim.study.config import Study, load_study, written
-from sim.study.engines import Engine, cluster_engine, local_engine, num_cores
+from sim.study.engines import Engine, Kept, cluster_engine, local_engine, num_cores
 from sim.study.folder import StudyFolder, study_folder
 from sim.study.jobs import INPUT_ERROR, Done, Job
 from sim.study.keys import run_key
@@ -32,6 +32,27 @@ class Workers:
 
     number: int | None = None
     cluster: str | None = None
+    kept: Engine | None = None  # one that is open already
+
+    @property
+    def count(self) -> int:
+        """Runs at once."""
+        return self.kept.num_workers if self.kept else self.number or num_cores()
+
+    def engine(self, num_jobs: int) -> AbstractContextManager[Engine]:
+        """The engine for so many jobs."""
+        if self.kept is not None:
+            return nullcontext(self.kept)
+        if self.cluster is not None:
+            return cluster_engine(self.cluster)
+        return nullcontext(local_engine(min(self.count, num_jobs)))
+
+
+@contextmanager
+def keep_workers(workers: Workers) -> Iterator[Workers]:
+    """The same workers, started once for all that is carried out inside the block."""
+    with workers.engine(workers.count) as engine, Kept(engine) as kept:
+        yield Workers(workers.number, workers.cluster, kept)
 
 
 @dataclass(frozen=True)
@@ -80,11 +101,11 @@ def sweep(
 
 
 def carry_out(
-    folder: StudyFolder, jobs: Sequence[Job], workers: Workers, progress: Progress | None
+    folder: StudyFolder, jobs: Sequence[Job], workers: Workers, progress: Progress | None, refuse: bool = True
 ) -> tuple[dict[str, Done], int]:
     """Do the jobs whose runs are not in the folder yet; what became of them, and how many were there already.
 
-    Raises `InputError` when all runs fail for what they were given.
+    With `refuse` raises `InputError` when all runs fail for what they were given.
     """
     unique = list({job.key: job for job in jobs}.values())
     missing = [job for job in unique if not folder.has(job.key)]
@@ -100,7 +121,7 @@ def carry_out(
 
     done = _run(missing, folder, workers, on_done)
     refused = [result for result in done.values() if result.kind == INPUT_ERROR]
-    if refused and len(refused) == len(unique):
+    if refuse and refused and len(refused) == len(unique):
         raise InputError("\n".join(dict.fromkeys(str(result.error) for result in refused)))
     return done, num_reused
 
@@ -124,12 +145,7 @@ def _run(
 ) -> dict[str, Done]:
     if not jobs:
         return {}
-    place: AbstractContextManager[Engine]
-    if workers.cluster is not None:
-        place = cluster_engine(workers.cluster)
-    else:
-        place = nullcontext(local_engine(min(workers.number or num_cores(), len(jobs))))
-    with place as engine:
+    with workers.engine(len(jobs)) as engine:
         return run_jobs(jobs, engine, folder.runs, on_done)
 
 

@@ -1,8 +1,7 @@
 """distserve: vLLM of early 2024 with OPT-13B on A100, ShareGPT requests with arrivals and lengths, a row a request.
 
-That engine scheduled synchronously, ran prompts in steps of their own and had no CUDA graphs. It is simulated as a
-synchronous engine without chunked prefill; prompts then share their step with the decodes, which lose about the same
-time. The disaggregated runs of the set are left out.
+That engine scheduled synchronously, ran prompts in steps of their own (scheduler `vllm_v0`) and had no CUDA graphs. The
+disaggregated runs of the set are left out.
 """
 
 from __future__ import annotations
@@ -25,10 +24,12 @@ _COLUMNS = ("run", "system", "placement", "arrival_s", "prompt_len", "output_len
 # vLLM 0.2 and 0.3: defaults of the time. Prefix caching came later.
 EARLY_VLLM: dict[str, Any] = {
     "scheduler": {
+        "policy": "vllm_v0",
         "max_num_seqs": 256,
         "max_num_batched_tokens": 2560,
         "async_scheduling": False,
         "enable_chunked_prefill": False,
+        "watermark": 0.01,
     },
     "kv_cache": {"prefix_caching": False},
     "cost_model": {
@@ -40,7 +41,7 @@ EARLY_VLLM: dict[str, Any] = {
     },
 }
 # The time per layer is the floor of decode steps in splitwise's cells on 4 and 8 GPUs, which no GPU work explains.
-EARLY_HOSTS = {"A100-80GB": HostTimes(5.6e-4, 5e-4), "H100-80GB": HostTimes(3.7e-4, 5e-4)}
+EARLY_HOSTS = {"A100-80GB": HostTimes(5.6e-4, 4e-4), "H100-80GB": HostTimes(3.7e-4, 4e-4)}
 
 
 def collect(folder: Path) -> Collected:

@@ -310,6 +310,7 @@ class Space:
     num_replicas: tuple[int, ...] = (1,)
     policies: dict[str, str] = field(default_factory=dict)
     allocators: bool = True  # any; otherwise the paged one
+    allocator: str | None = None  # this one
     timeline: bool = True
 
 
@@ -323,11 +324,12 @@ def scenarios(draw: st.DrawFn, space: Space) -> Scenario:
     blocks = -(-longest // block_size)
     timeline = pick(None, 1.0, 0.37) if space.timeline else None
     names = {kind: space.policies.get(kind) or pick(*sorted(policies.table(kind))) for kind in POLICY_KINDS}
+    allocators = ("paged", "paged", *sorted(policies.table("block_allocator"))) if space.allocators else ("paged",)
     choices = SCHEDULER_PARAMS.get(names["scheduler"], {})
     scenario = Scenario(
         rows=rows,
         params=tuple((key, pick(*values)) for key, values in choices.items()),
-        allocator=pick("paged", "paged", *sorted(policies.table("block_allocator"))) if space.allocators else "paged",
+        allocator=space.allocator or pick(*allocators),
         host_blocks=pick(0, 0, 0, 2, 40),
         cost=pick(*space.costs),
         start=pick(0.0, 100_000.3) if timeline is None else 0.0,
@@ -352,7 +354,8 @@ def scenarios(draw: st.DrawFn, space: Space) -> Scenario:
         client_timeout=pick(None, None, 3.0, 9.3, 40.0),
         **names,
     )
-    return replace(scenario, **ENGINES.get(scenario.scheduler, {}))
+    scenario = replace(scenario, **ENGINES.get(scenario.scheduler, {}))
+    return replace(scenario, watermark_blocks=0) if scenario.allocator.startswith("contiguous") else scenario
 
 
 # What schedulers of engines that are built differently are drawn with, and what they take for granted.
@@ -360,7 +363,7 @@ SCHEDULER_PARAMS: dict[str, dict[str, tuple[Any, ...]]] = {
     "sglang": {
         "queue_policy": ("fcfs", "lof"),
         "mixed_chunk": (False, True),
-        "chunked_prefill_size": (8, 32, 0),
+        "chunked_prefill_size": (48, 96, 0),  # whole pages of every size, as the engine demands
         "max_prefill_tokens": (16, 64),
     },
     "vllm_v0": {

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenarios import COSTS, Scenario, Space, examples, scenarios, simulate
 
+from policies.block_allocator import BLOCK_ALLOCATORS
 from policies.preemption import PREEMPTIONS
 from policies.router import ROUTERS
 from policies.scheduler import SCHEDULERS
@@ -68,9 +69,9 @@ def assert_fast_forward_is_exact(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_every_scheduler(scheduler: str) -> None:
-    """One replica, any preemption policy."""
+    """One replica, any preemption policy, any memory."""
 
-    @examples(60)
+    @examples(40)
     @given(scenarios(Space(policies={"scheduler": scheduler})))
     def check(scenario: Scenario) -> None:
         assert_fast_forward_is_exact(scenario)
@@ -80,10 +81,22 @@ def test_every_scheduler(scheduler: str) -> None:
 
 @pytest.mark.parametrize("preemption", PREEMPTIONS)
 def test_every_preemption_policy(preemption: str) -> None:
+    """One replica, any scheduler, paged memory (others hardly ever run out in the middle)."""
+
+    @examples(15)
+    @given(scenarios(Space(policies={"preemption": preemption}, allocators=False)))
+    def check(scenario: Scenario) -> None:
+        assert_fast_forward_is_exact(scenario)
+
+    check()
+
+
+@pytest.mark.parametrize("allocator", BLOCK_ALLOCATORS)
+def test_every_allocator(allocator: str) -> None:
     """One replica, any scheduler."""
 
-    @examples(30)
-    @given(scenarios(Space(policies={"preemption": preemption})))
+    @examples(15)
+    @given(scenarios(Space(allocator=allocator)))
     def check(scenario: Scenario) -> None:
         assert_fast_forward_is_exact(scenario)
 
@@ -94,7 +107,7 @@ def test_every_preemption_policy(preemption: str) -> None:
 def test_every_router(router: str) -> None:
     """Two or three replicas that the router looks at in the middle of planned steps."""
 
-    @examples(25)
+    @examples(15)
     @given(scenarios(Space(policies={"router": router}, num_replicas=(2, 3), max_rows=14)))
     def check(scenario: Scenario) -> None:
         assert_fast_forward_is_exact(scenario)
@@ -106,7 +119,7 @@ def test_every_router(router: str) -> None:
 def test_long_decodes_with_every_cost_model(cost: str) -> None:
     """Hundreds of steps between two decisions: plans of several horizons, cut by what happens in between."""
 
-    @examples(6)
+    @examples(4)
     @given(scenarios(Space(costs=(cost,), max_rows=5)), st.integers(100, 900))
     def check(scenario: Scenario, longer: int) -> None:
         rows = tuple(

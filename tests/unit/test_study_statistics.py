@@ -84,7 +84,7 @@ def test_correlation_of_successive_batches_is_seen() -> None:
     assert correlated(walk)
 
 
-# --- a known system: M/M/1 in equilibrium ------------------------------------------------------------------------------
+# --- a known system: M/M/1 in equilibrium ---
 
 
 def waiting_times(rate: float, uniform_gaps: FloatArray, uniform_services: FloatArray, first: FloatArray) -> FloatArray:
@@ -168,7 +168,7 @@ def table_of(waits: FloatArray) -> RequestTable:
     return RequestTable(columns, np.ones(len(waits), dtype=bool), waits < 1)
 
 
-# --- verdicts ----------------------------------------------------------------------------------------------------------
+# --- verdicts ---
 
 
 def test_verdicts_know_which_way_is_better() -> None:

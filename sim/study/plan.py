@@ -1,0 +1,333 @@
+"""Carrying out a plan: bounds, search, the winner simulated afresh, its headroom, and the table of candidates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sim import __version__
+from sim.config import ExperimentConfig, experiment_from_values, resolved
+from sim.errors import InputError, RunError
+from sim.hardware import HardwareProfile, load_gpu
+from sim.seeds import Seeds
+from sim.study.bounds import Demand, bounds_of, explain_limit
+from sim.study.folder import StudyFolder, study_folder
+from sim.study.jobs import INPUT_ERROR, Job
+from sim.study.keys import run_key
+from sim.study.plan_config import Plan, load_plan
+from sim.study.plan_table import candidate_row, price_row
+from sim.study.points import shown
+from sim.study.search import Candidate, Key, Search, Trial
+from sim.study.sweep import Progress, Workers, carry_out, keep_workers
+
+MARK = "plan.yaml"
+RESULT = "plan.json"
+_FRESH = 1000  # distance of the seeds that the winner is verified with
+_LOADS = 5  # halvings of the step to the knee
+_MOST_LOAD = 4.0
+
+
+@dataclass(frozen=True)
+class PlanOutcome:
+    """A finished plan. `document` is plan.json."""
+
+    directory: Path
+    document: dict[str, Any]
+
+    @property
+    def winner(self) -> dict[str, Any] | None:
+        """The cheapest deployment; None when none meets the SLO."""
+        found: dict[str, Any] | None = self.document["winner"]
+        return found
+
+
+@dataclass
+class _Planner:
+    """What the steps of a plan share."""
+
+    plan: Plan
+    folder: StudyFolder
+    workers: Workers
+    progress: Progress | None
+    num_runs: int = 0
+
+    def seeds(self) -> range:
+        """Seeds that all must meet the SLO: one for a trace, which has no randomness of its own, else two."""
+        number = self.plan.config.replications or (1 if "trace" in self.plan.workload else 2)
+        return range(self.plan.config.seed, self.plan.config.seed + number)
+
+    def ask(self, wave: list[tuple[Candidate, int]]) -> list[Trial]:
+        """Simulate every candidate of a wave with its number of replicas."""
+        return self.simulate([(candidate, replicas, self.seeds(), 1.0) for candidate, replicas in wave])
+
+    def simulate(self, wanted: Sequence[tuple[Candidate, int, range, float]]) -> list[Trial]:
+        """Trials of (candidate, replicas, seeds, load), all runs together."""
+        jobs = [[self._job(c, replicas, seed, load) for seed in seeds] for c, replicas, seeds, load in wanted]
+        flat = [job for own in jobs for job in own]
+        self.num_runs += sum(not self.folder.has(key) for key in {job.key for job in flat})
+        done, _ = carry_out(self.folder, flat, self.workers, self.progress, refuse=False)
+        errors: dict[str, str | None] = {key: result.error for key, result in done.items() if result.error}
+        wrong = [result for result in done.values() if result.error and result.kind != INPUT_ERROR]
+        if wrong:
+            raise RunError(str(wrong[0].error))
+        return [self._trial(own, replicas, errors) for own, (_, replicas, _, _) in zip(jobs, wanted, strict=True)]
+
+    def _trial(self, jobs: list[Job], replicas: int, errors: dict[str, str | None]) -> Trial:
+        failed = [error for job in jobs if (error := errors.get(job.key))]
+        if failed:
+            return Trial(replicas, False, error=failed[0])
+        summaries = tuple(self.folder.summary(job.key) for job in jobs)
+        return Trial(replicas, all(meets_slo(summary) for summary in summaries), summaries)
+
+    def config(self, candidate: Candidate, replicas: int, seed: int, load: float = 1.0) -> ExperimentConfig:
+        """The experiment of a trial."""
+        values = self.plan.experiment(candidate.values, replicas, seed, load)
+        return experiment_from_values(values, self.plan.base_dir, self.plan.file.name)
+
+    def _job(self, candidate: Candidate, replicas: int, seed: int, load: float) -> Job:
+        config = self.config(candidate, replicas, seed, load)
+        return Job(run_key(config), f"{label(candidate)}, {replicas} replicas", config)
+
+
+def make_plan(
+    path: Path,
+    out: Path | None = None,
+    workers: Workers | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> PlanOutcome:
+    """Read the plan at `path` and find its cheapest deployment. Raises `InputError` for a plan that cannot be made."""
+    plan = load_plan(path)
+    directory = out or Path("out") / plan.config.name
+    candidates, demand = _candidates(plan)
+    with study_folder(directory, MARK, RESULT, resume) as folder, keep_workers(workers or Workers()) as kept:
+        _write_mark(folder, plan)
+        planner = _Planner(plan, folder, kept, progress)
+        search = Search(candidates, plan.config.max_replicas, 2 * kept.count)
+        winner, verified = _search(planner, search)
+        document = _document(planner, candidates, winner, verified, demand)
+        _write(folder, document)
+        return PlanOutcome(folder.path, document)
+
+
+def label(candidate: Candidate) -> str:
+    """The values of a candidate for people."""
+    return ", ".join(shown(value) if key in ("model", "gpu") else f"{key.split('.')[-1]}={shown(value)}"
+                     for key, value in candidate.values.items())  # fmt: skip
+
+
+def meets_slo(summary: dict[str, Any]) -> bool:
+    """Whether a run met its SLO and served everything that could be served."""
+    slo = summary["slo"]
+    if slo is None or slo["met"] is None:
+        raise InputError("slo: states neither an attainment nor a percentile, so nothing says when it is met")
+    return bool(slo["met"]) and summary["num_unservable"] == 0
+
+
+# --- candidates ---
+
+
+def _candidates(plan: Plan) -> tuple[list[Candidate], Demand]:
+    """All candidates with their bounds. `InputError` when the plan is wrong for every one of them."""
+    made: list[tuple[dict[str, Any], ExperimentConfig | None, str | None]] = []
+    for values in plan.combinations:
+        try:
+            config = experiment_from_values(plan.experiment(values, 1, plan.config.seed), plan.base_dir, plan.file.name)
+            made.append((values, config, None))
+        except InputError as error:
+            made.append((values, None, str(error)))
+    configs = [config for _, config, _ in made if config is not None]
+    if not configs:
+        raise InputError("\n".join(dict.fromkeys(str(error) for _, _, error in made)))
+    demand = _demand(configs[0])
+    found = [_candidate(plan, i, v, config, error, demand) for i, (v, config, error) in enumerate(made)]
+    return found, demand
+
+
+def _demand(config: ExperimentConfig) -> Demand:
+    from sim.workload.config import build_workload
+
+    return Demand.of(build_workload(config.workload, Seeds(config.seed), config.base_dir))
+
+
+def _candidate(
+    plan: Plan, index: int, values: dict[str, Any], config: ExperimentConfig | None, error: str | None, demand: Demand
+) -> Candidate:
+    if config is None:
+        return Candidate(index, values, lambda replicas: (math.inf,), problem=error)
+    key = _key(plan, config)
+    bounds = bounds_of(config, demand)
+    candidate = Candidate(index, values, key, low=bounds.replicas - 1, problem=bounds.problem, change=bounds.change)
+    candidate.load = dict(bounds.load or {})
+    return candidate
+
+
+def _key(plan: Plan, config: ExperimentConfig) -> Any:
+    """What is minimized, of a number of replicas: the objective, then cost, then GPUs."""
+    pool = config.cluster.pools[0]
+    gpus = pool.tensor_parallel * pool.pipeline_parallel
+    gpu = load_gpu(pool.gpu)
+    price = gpu_price(plan, gpu)
+    watts = gpu.require("tdp") if plan.config.objective == "energy" else 0.0
+    spare = plan.config.spare_replicas
+
+    def key(replicas: int) -> Key:
+        number = (replicas + spare) * gpus
+        first = {"cost": number * price, "gpus": float(number), "energy": number * watts}[plan.config.objective]
+        return (first, number * price, float(number))
+
+    return key
+
+
+def gpu_price(plan: Plan, gpu: HardwareProfile) -> float:
+    """USD per GPU hour: the plan's, else the profile's median quote. `InputError` asks for an unknown one."""
+    names = {gpu.name, *gpu.aliases}
+    given = [price for name, price in plan.config.prices.items() if name in names]
+    price = given[0] if given else gpu.get("price_median")
+    if price is None:
+        raise InputError(
+            f"{plan.file.position(('prices',))}: prices: nobody knows the price of {gpu.name}; give it in USD per GPU "
+            f"hour, as in prices: {{{gpu.name}: 2.5}}"
+        )
+    return float(price)
+
+
+# --- search and what follows it ---
+
+
+def _search(planner: _Planner, search: Search) -> tuple[Candidate | None, Trial | None]:
+    """The winner, and what it did when simulated afresh with other seeds; one that fails then is not the winner."""
+    while True:
+        winner = search.run(planner.ask)
+        number = planner.plan.config.verify
+        if winner is None or winner.high is None or number == 0:
+            return winner, None
+        first = planner.plan.config.seed + _FRESH
+        (trial,) = planner.simulate([(winner, winner.high, range(first, first + number), 1.0)])
+        if trial.met:
+            return winner, trial
+        search.refute(winner)
+
+
+def knee(planner: _Planner, winner: Candidate) -> float | None:
+    """Load, in multiples of the plan's, up to which the winner meets the SLO; None where load has no scale.
+
+    By doubling the step and halving it again; a load that it holds at `_MOST_LOAD` is the answer then.
+    """
+    assert winner.high is not None
+    low, high = 1.0, 1.25
+    seeds = planner.seeds()
+    try:
+        while high < _MOST_LOAD and planner.simulate([(winner, winner.high, seeds, high)])[0].met:
+            low, high = high, high + 2 * (high - low)
+        for _ in range(_LOADS - 2):
+            middle = (low + high) / 2
+            met = planner.simulate([(winner, winner.high, seeds, middle)])[0].met
+            low, high = (middle, high) if met else (low, middle)
+    except InputError:
+        return None
+    return low
+
+
+def _document(
+    planner: _Planner, candidates: list[Candidate], winner: Candidate | None, verified: Trial | None, demand: Demand
+) -> dict[str, Any]:
+    plan = planner.plan
+    rows = [candidate_row(c, winner, _money(planner, c)) for c in candidates]
+    found = None if winner is None else _winner(planner, winner, verified)
+    return {
+        "name": plan.config.name,
+        "objective": plan.config.objective,
+        "slo": plan.config.slo.model_dump(mode="json", exclude_none=True),
+        "workload": {
+            "num_requests": len(demand.prompt),
+            "requests_per_second": len(demand.prompt) / demand.span if demand.span else None,
+            "mean_prompt_tokens": float(demand.prompt.mean()),
+            "mean_output_tokens": float(demand.output.mean()),
+        },
+        "winner": found,
+        "candidates": rows,
+        "num_candidates": len(rows),
+        "num_runs": planner.num_runs,
+        "not_modelled": [
+            "energy: an objective of energy counts the rated power of the GPUs",
+            "candidates that would cost exactly as much as the winner are not told apart",
+        ],
+        "versions": {"servesim": __version__},
+    }
+
+
+def _winner(planner: _Planner, winner: Candidate, verified: Trial | None) -> dict[str, Any]:
+    assert winner.high is not None
+    config = planner.config(winner, winner.high, planner.plan.config.seed)
+    trial = winner.trial(winner.high)
+    assert trial is not None
+    load = knee(planner, winner)
+    row = candidate_row(winner, winner, _money(planner, winner))
+    return {
+        **row,
+        "headroom": None if load is None else load - 1.0,
+        "limiting_resource": explain_limit(config, trial.summaries[0]),
+        "step_time_error": calibration_error(config),
+        "fresh_seeds": None if verified is None else [s["slo_attainment"] for s in verified.summaries],
+        "experiment": resolved(config),
+    }
+
+
+def calibration_error(config: ExperimentConfig) -> dict[str, float] | None:
+    """The largest median and 90th percentile of the relative errors that the fitted profile states; None without."""
+    from sim.cost import default_kind
+    from sim.cost.profile import load_fitted
+    from sim.model import load_model
+
+    pool = config.cluster.pools[0]
+    gpu = load_gpu(pool.gpu)
+    if pool.cost_model.kind not in ("auto", "fitted") or default_kind(gpu) != "fitted":
+        return None
+    model = load_model(pool.model)
+    operations = {("gemm", model.weight_dtype), ("decode_attention", model.dtype)}
+    rows = [row for row in load_fitted(gpu.name).errors if (row.get("operation"), row.get("dtype")) in operations]
+    if not rows:
+        return None
+    return {name: max(float(row[name]) for row in rows) for name in ("median", "p90")}
+
+
+def _money(planner: _Planner, candidate: Candidate) -> dict[str, Any]:
+    """Price of one replica, and what the summaries of its decisive trial make of it."""
+    if candidate.problem is not None and not candidate.trials:
+        return {}
+    config = planner.config(candidate, 1, planner.plan.config.seed)
+    pool = config.cluster.pools[0]
+    price = gpu_price(planner.plan, load_gpu(pool.gpu))
+    return price_row(
+        candidate, price, pool.tensor_parallel * pool.pipeline_parallel, planner.plan.config.spare_replicas
+    )
+
+
+def _write_mark(folder: StudyFolder, plan: Plan) -> None:
+    from sim.config_paths import absolute_paths
+    from sim.output import write_text
+    from sim.yamlfile import dump
+
+    values = absolute_paths({"name": plan.config.name, **plan.file.values}, plan.base_dir)
+    values["candidates"] = {key: _choices(plan, key) for key in plan.config.candidates}
+    write_text(folder.path / MARK, dump(values))
+
+
+def _choices(plan: Plan, key: str) -> list[Any]:
+    found: list[Any] = []
+    for values in plan.combinations:
+        if values[key] not in found:
+            found.append(values[key])
+    return found
+
+
+def _write(folder: StudyFolder, document: dict[str, Any]) -> None:
+    from sim.output import write_frame, write_json
+    from sim.study.table import frame_of
+
+    write_frame(folder.path / "candidates.parquet", frame_of(document["candidates"]))
+    write_json(folder.path / RESULT, document)
