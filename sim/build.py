@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import policies
@@ -13,8 +14,10 @@ from sim.engine import Simulation
 from sim.errors import InputError
 from sim.hardware import load_gpu
 from sim.interfaces import Traits
+from sim.isolation import Spans, isolated_spans
 from sim.kv.eviction import EvictingKV, NextUse, next_uses
 from sim.kv.host import HostMemory
+from sim.kv.warm import load_states, state_of, warm_up
 from sim.memory import plan_memory
 from sim.model import load_model
 from sim.replica import Limits, Replica
@@ -68,6 +71,7 @@ def build(
         client_timeout=config.client.timeout,
         length_predictor=make_slot(config, "length_predictor", seeds),
     )
+    simulation.saves_cache = config.output.cache_state
     simulation.warnings += dict.fromkeys(note for builder in builders for note in builder.cost_notes)
     simulation.warnings += dict.fromkeys(note for builder in builders for note in prediction_notes(config, builder))
     return simulation
@@ -116,6 +120,7 @@ class PoolBuilder:
         self.max_model_len = self.pool.max_model_len or self._model_maximum()
         self.num_blocks = self.pool.kv_cache.num_blocks or self._at("kv_cache", self._planned_blocks)
         self.limits = self._limits()
+        self.warm_states = self._at("kv_cache.warm_start", self._warm_states)
         self.next_use: NextUse | None = None  # for oracles
         self.host_block = self._at("preemption", self._host_block)
         self._check_slots()
@@ -261,7 +266,7 @@ class PoolBuilder:
             self.cost,
             self.limits,
             on_end,
-            columns.content_spans,
+            self._content_spans(columns),
             name=f"{self.pool.name}-{index}",
             pool=self.pool.name,
             gpu=self.gpu.name,
@@ -270,7 +275,22 @@ class PoolBuilder:
             step_log=self.step_log,
         )
         self._give_host_memory(replica)
+        if self.warm_states is not None:
+            self._at("kv_cache.warm_start", lambda: self._warm_up(replica))
         return replica
+
+    def _warm_up(self, replica: Replica) -> None:
+        assert self.warm_states is not None
+        source = str(self.pool.kv_cache.warm_start)
+        warm_up(replica.kv, state_of(self.warm_states, replica.name, source), source)
+
+    def _warm_states(self) -> dict[str, dict[str, Any]] | None:
+        path = self.pool.kv_cache.warm_start
+        return None if path is None else load_states(Path(path))
+
+    def _content_spans(self, columns: Columns) -> Callable[[int], Spans]:
+        isolated = self.pool.kv_cache.isolation == "tenant"
+        return isolated_spans(columns) if isolated else columns.content_spans
 
     def _memory(self, columns: Columns) -> PagedKV:
         """KV memory of one replica; an eviction policy that is an oracle learns what is to come."""
@@ -279,7 +299,7 @@ class PoolBuilder:
         foresee = getattr(kv.policy, "foresee", None) if isinstance(kv, EvictingKV) else None
         if foresee is not None:
             if self.next_use is None:
-                self.next_use = next_uses(columns.content_spans, columns.workload.num_prompt_tokens.tolist())
+                self.next_use = next_uses(self._content_spans(columns), columns.workload.num_prompt_tokens.tolist())
             foresee(self.next_use)
         return kv
 

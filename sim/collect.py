@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sim.cost.base import BatchShape
 from sim.kv.contiguous import ContiguousKV
+from sim.kv.warm import cache_state
 from sim.preemptions import preemption_columns
 from sim.result import DecodeSpans, MemoryTotals, ReplicaResult, RunResult, SpeculationTotals
 from sim.speculative_replica import SpeculativeReplica
@@ -50,8 +51,15 @@ def collect(simulation: Simulation, wall_seconds: float) -> RunResult:
         timeline=timeline_columns(simulation),
         steps=step_columns(simulation),
         preemptions=preemption_columns(simulation.replicas, requests),
+        cache_states=cache_states(simulation) if simulation.saves_cache else None,
         warnings=list(simulation.warnings),
     )
+
+
+def cache_states(simulation: Simulation) -> dict[str, Any]:
+    """Cached content of the replicas that have any, by name."""
+    states = {replica.name: cache_state(replica.kv) for replica in simulation.replicas}
+    return {name: state for name, state in states.items() if state is not None}
 
 
 def request_columns(simulation: Simulation) -> dict[str, np.ndarray]:
@@ -175,6 +183,9 @@ def replica_result(replica: Replica, spans: DecodeSpans) -> ReplicaResult:
         num_gpus=replica.num_gpus,
         gpu=replica.gpu,
         memory=memory_totals(replica),
+        num_evicted_dead=kv.num_evicted_dead,
+        num_evicted_preempted=kv.num_evicted_preempted,
+        shared_block_seconds=shared,
         speculation=speculation_totals(replica),
     )
 

@@ -142,6 +142,8 @@ class KvCacheConfig(Slot):
     allocator: str = "paged"
     block_size: int = Field(default=16, ge=1, description="tokens a block")
     prefix_caching: bool = True
+    warm_start: str | None = Field(default=None, description="path of a cache_state.json; null: starts empty")
+    isolation: Literal["none", "tenant"] = Field(default="none", description="tenant: tenants share no cached prefixes")
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, description="share of GPU memory for the engine")
     num_blocks: int | None = Field(default=None, ge=2, description="null block included; null: from GPU memory")
 
@@ -310,6 +312,7 @@ class OutputConfig(Model):
     report: bool = Field(default=False, description="report.html, like --report")
     timeline: bool = Field(default=False, description="timeline.parquet, like --timeline")
     steps: bool = Field(default=False, description="steps.parquet, like --step-log")
+    cache_state: bool = Field(default=False, description="cache_state.json: what is cached at the end, for warm starts")
     timeline_interval: PositiveSeconds = Field(default=1.0, description="simulated seconds between samples")
 
 

@@ -40,6 +40,8 @@ def _is_path(path: KeyPath, value: str, base_dir: Path) -> bool:
         return False
     if names[0] == "workload":
         return len(names) == 2 and names[1] in WORKLOAD_PATH_KEYS
+    if names[-2:] == ["kv_cache", "warm_start"]:
+        return True
     if "cost_model" in names:
         return names[-1] in _COST_MODEL_PATH_KEYS
     if names[0] == "cluster" and names[-1] in _NAME_OR_PATH_KEYS and len(names) == 3:

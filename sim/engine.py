@@ -51,6 +51,7 @@ class Simulation:
         self.cluster = Cluster(
             self.clock, self.replicas, router, admission, self._on_refused, self._on_delayed, length_predictor
         )
+        self.saves_cache = False  # whether the result states what is cached at the end
         self.predictions = Table(("row", "num_tokens"))
         self.timeline_interval = timeline_interval
         self.client_timeout = NEVER if client_timeout is None else to_grid(client_timeout)

@@ -112,6 +112,8 @@ def write(outcome: Outcome, directory: Path) -> None:
             output.write_columns(folder / "timeline.parquet", outcome.result.timeline)
         if outcome.result.steps is not None:
             output.write_columns(folder / "steps.parquet", outcome.result.steps)
+        if outcome.result.cache_states is not None:
+            output.write_json(folder / "cache_state.json", {"replicas": outcome.result.cache_states})
         if outcome.result.preemptions is not None:
             output.write_columns(folder / "preemptions.parquet", outcome.result.preemptions)
         if outcome.options.report:

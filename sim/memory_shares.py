@@ -12,8 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from sim.result import ReplicaResult
+    from sim.measured import BoolArray, Measured
+    from sim.result import ReplicaResult, RunResult
 
 SHARES = ("token_share", "reserved_share", "internal_share", "external_share")
 
@@ -63,4 +66,27 @@ def concurrency(replicas: Sequence[ReplicaResult], end_time: float) -> dict[str,
         "mean_running": stays / end_time if end_time > 0 else None,
         "concurrency_ceiling": usable / footprint if footprint > 0 else None,
         "eta": ended / at_end if at_end else None,
+    }
+
+
+def cache_details(result: RunResult, measured: Measured, looked: BoolArray) -> dict[str, Any]:
+    """Hits by block, why content was overwritten, and memory saved by sharing.
+
+    `block_hit_rate`: hits / whole blocks of the prompts that were looked up (`looked`), in blocks of each replica.
+    `evicted_blocks`: capacity (content that others could have hit), preempted (what a preempted sequence could have
+    hit when it comes back), dead (nobody could). `shared_block_share`: references to blocks beyond the first / all
+    references, over time: the blocks that sharing saves, as the PagedAttention paper counts them.
+    """
+    replicas = result.replicas
+    sizes = np.array([replica.block_size for replica in replicas])[measured.columns["prefill_replica"][looked]]
+    blocks = int((measured.columns["num_prompt_tokens"][looked] // sizes).sum())
+    hits = int((measured.columns["num_cached_tokens"][looked] // sizes).sum())
+    dead, preempted = (sum(getattr(r, f"num_evicted_{why}") for r in replicas) for why in ("dead", "preempted"))
+    total = sum(replica.num_evicted_blocks for replica in replicas)
+    shared = sum(replica.shared_block_seconds for replica in replicas)
+    references = shared + sum(replica.used_block_seconds for replica in replicas)
+    return {
+        "block_hit_rate": hits / blocks if blocks else None,
+        "evicted_blocks": {"capacity": total - dead - preempted, "preempted": preempted, "dead": dead},
+        "shared_block_share": shared / references if references > 0 else None,
     }

@@ -14,8 +14,9 @@ import numpy as np
 
 from sim.deliveries import pooled_gaps
 from sim.errors import InputError
+from sim.isolation import is_isolated, isolation_price
 from sim.measured import PARTS, Measured, measure
-from sim.memory_shares import concurrency, memory_shares
+from sim.memory_shares import cache_details, concurrency, memory_shares
 from sim.quantiles import describe, describe_weighted, exact_sum, jain_index
 from sim.result import Status
 from sim.slo import meets, owned_by, read_slo, verdicts
@@ -63,6 +64,8 @@ def summarize(
     summary |= _work(result, measured)
     summary["kv_cache"] = _kv_cache(result, warnings)
     summary["prefix_cache"] = _prefix_cache(result, workload, measured, warnings)
+    if is_isolated(config):
+        summary["prefix_cache"]["isolation"] = isolation_price(workload)
     summary |= _speculation(result)
     if "predicted_output_tokens" in measured.columns:
         summary["length_prediction"] = _length_prediction(measured)
@@ -194,7 +197,8 @@ def _prefix_cache(result: RunResult, workload: Workload, measured: Measured, war
         warnings.append("prefix_cache.hit_rate is null: no prompt was looked up")
     rate = hits / lookups if lookups else None
     saved = _saved(result, looked, warnings)
-    return {"enabled": True} | dict(zip(names, (lookups, hits, rate, saved, evicted), strict=True))
+    found = {"enabled": True} | dict(zip(names, (lookups, hits, rate, saved, evicted), strict=True))
+    return found | cache_details(result, measured, looked)
 
 
 def _speculation(result: RunResult) -> dict[str, Any]:

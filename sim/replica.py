@@ -21,6 +21,7 @@ from sim.batch import BatchBuilder
 from sim.clock import Clock, Order, Timer
 from sim.cohort import Cohort
 from sim.cost.base import BatchShape
+from sim.errors import RunError
 from sim.interfaces import Traits
 from sim.kv.paged import NO_MATCH, Match, PagedKV
 from sim.padding import Padding
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 # Adding and subtracting this rounds a float64 to the time grid: its last bit is worth one TICK. Half goes to even, as in
 # `sim.units.to_grid`. Exact for durations below 2**20 s.
 GRID_SHIFT = 1.5 * 2.0**52 * TICK
+MAX_FRUITLESS = 1000
 MIN_HORIZON, MAX_HORIZON = 64, 1024  # steps of a plan: short after a change, longer the longer nothing changes
 
 
@@ -141,6 +143,8 @@ class Replica:
         self.num_plans = 0
         self.busy_time = 0.0
         self.num_preemptions = 0
+        self._num_fruitless = 0  # preemptions of one sequence in a row, nobody having got a token
+        self._last_preempted = (-1, 0, 0)  # row, tokens emitted, decode clock
         self.num_lookup_tokens = 0
         self.num_hit_tokens = 0
         self.block_seconds = 0.0  # blocks x release instants - blocks x instants taken, decode blocks left out
@@ -675,10 +679,22 @@ class Replica:
             room = self.limits.max_model_len - seq.num_prompt_tokens + self.traits.extra_tokens
             seq._num_output_tokens = min(seq.num_emitted + seq.max_output_tokens, room)
         seq.num_computed = 0
-        seq.num_preemptions += 1
-        self.num_preemptions += 1
+        self._count_preemption(seq, now)
         seq.phase = Phase.WAITING
         self.waiting.push_preempted(seq)
+
+    def _count_preemption(self, seq: Sequence, now: float) -> None:
+        """Raises `RunError` where the same preemption goes on for ever, as it can in a real engine."""
+        seq.num_preemptions += 1
+        self.num_preemptions += 1
+        state = seq.row, seq.num_emitted, self.cohort.clock
+        self._num_fruitless = self._num_fruitless + 1 if state == self._last_preempted else 0
+        self._last_preempted = state
+        if self._num_fruitless >= MAX_FRUITLESS:
+            raise RunError(
+                f"{self.name}: request {seq.row} has been preempted {MAX_FRUITLESS} times in a row without a new token "
+                f"by {now:.6f} s: with this scheduler it can never get on in {self.kv.num_usable} KV blocks"
+            )
 
     def num_held(self, seq: Sequence) -> int:
         """Blocks that the sequence holds, or held when it was swapped out."""
@@ -694,8 +710,7 @@ class Replica:
         if was_prefill:
             seq.last_end = 0.0
         seq.evicted_time = max(now, seq.last_end) if seq.evicted_time == NEVER else seq.evicted_time
-        seq.num_preemptions += 1
-        self.num_preemptions += 1
+        self._count_preemption(seq, now)
         seq.phase = Phase.SWAPPED
         self.swapped.append(seq)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -92,6 +92,9 @@ class ReplicaResult:
     num_gpus: int
     gpu: str
     memory: MemoryTotals = field(default_factory=MemoryTotals)
+    num_evicted_dead: int = 0  # of the evicted blocks, what nobody could have hit any more
+    num_evicted_preempted: int = 0  # and what a preempted sequence could have hit when it comes back
+    shared_block_seconds: float = 0.0  # integral over time of references to blocks beyond the first: blocks saved
     speculation: SpeculationTotals | None = None  # None: the replica does not speculate
 
 
@@ -106,5 +109,6 @@ class RunResult:
     wall_seconds: float
     timeline: dict[str, np.ndarray] | None = None
     steps: dict[str, np.ndarray] | None = None
+    cache_states: dict[str, Any] | None = None  # cached content by replica at the end, where asked for
     preemptions: dict[str, np.ndarray] | None = None  # one row a preemption (sim/preemptions.py)
     warnings: list[str] = field(default_factory=list)

@@ -331,6 +331,14 @@ class PagedKV:
         piece.previous.next, piece.next.previous = piece.next, piece.previous
         del piece.previous, piece.next
 
+    def insert_idle(self, key: object, low: int, high: int) -> None:
+        """Let blank blocks hold blocks [low, high) of a content, the last to be overwritten (a warm start)."""
+        assert high - low <= self.num_free - self.num_idle
+        piece = Piece(self._run(key), low, high, 0)
+        self._run(key).pieces.append(piece)
+        self._link(piece, before=self._free)
+        self.num_idle += high - low
+
     def idle_pieces(self) -> Iterator[Piece]:
         """Cached pieces of the free list, head first."""
         piece = self._free.next

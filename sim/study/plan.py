@@ -13,6 +13,7 @@ from sim.config import ExperimentConfig, experiment_from_values, resolved
 from sim.errors import InputError, RunError
 from sim.hardware import HardwareProfile, load_gpu
 from sim.seeds import Seeds
+from sim.slo import read_slo
 from sim.study.bounds import Demand, bounds_of, explain_limit
 from sim.study.folder import StudyFolder, study_folder
 from sim.study.jobs import INPUT_ERROR, Job
@@ -28,6 +29,8 @@ RESULT = "plan.json"
 _FRESH = 1000  # distance of the seeds that the winner is verified with
 _LOADS = 5  # halvings of the step to the knee
 _MOST_LOAD = 4.0
+_SCREENED = 0.2  # share of a trace that is simulated first
+_LEAST_SCREENED = 2000  # requests of a trace that is worth screening
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class _Planner:
     """What the steps of a plan share."""
 
     plan: Plan
+    demand: Demand
     folder: StudyFolder
     workers: Workers
     progress: Progress | None
@@ -60,8 +64,46 @@ class _Planner:
         return range(self.plan.config.seed, self.plan.config.seed + number)
 
     def ask(self, wave: list[tuple[Candidate, int]]) -> list[Trial]:
-        """Simulate every candidate of a wave with its number of replicas."""
-        return self.simulate([(candidate, replicas, self.seeds(), 1.0) for candidate, replicas in wave])
+        """Simulate every candidate of a wave with its number of replicas; first a part that may refute it."""
+        refuted = self._screen(wave)
+        rest = [(c, n, self.seeds(), 1.0) for (c, n), trial in zip(wave, refuted, strict=True) if trial is None]
+        whole = iter(self.simulate(rest))
+        return [trial if trial is not None else next(whole) for trial in refuted]
+
+    def _screen(self, wave: list[tuple[Candidate, int]]) -> list[Trial | None]:
+        """For each of a wave the trial that the first requests of a trace decide against it, or None.
+
+        The latencies of the first requests are no better with the rest of the trace behind them. So when as many of
+        them are late as may be late in all, the whole run need not be made.
+        """
+        size, allowed = self.screen_size()
+        if size == 0:
+            return [None] * len(wave)
+        first = self.plan.config.seed
+        jobs = [self._job(c, replicas, first, 1.0, size) for c, replicas in wave]
+        carry_out(self.folder, jobs, self.workers, self.progress, refuse=False)
+        return [self._refuted(job, n, size, allowed) for job, (_, n) in zip(jobs, wave, strict=True)]
+
+    def _refuted(self, job: Job, replicas: int, size: int, allowed: float) -> Trial | None:
+        if not self.folder.has(job.key):
+            return None
+        summary = self.folder.summary(job.key)
+        late = round((1 - summary["slo_attainment"]) * summary["num_requests"])
+        if late <= allowed:
+            return None
+        note = f"of the first {size:,} requests {late:,} miss a target, more than the {int(allowed):,} that may in all"
+        return Trial(replicas, False, note=note)
+
+    def screen_size(self) -> tuple[int, float]:
+        """Requests of a screening run, and how many of all may be late; 0 where a part would tell nothing."""
+        objectives, total = read_slo(self.plan.config.slo), len(self.demand.prompt)
+        is_plain = set(self.plan.workload) <= {"trace", "format", "limit", "rate_scale", "start", "end"}
+        attainment = objectives[0].attainment if len(objectives) == 1 else None
+        if total < _LEAST_SCREENED or not is_plain or "trace" not in self.plan.workload or attainment is None:
+            return 0, 0.0
+        if self.plan.config.metrics is not None or objectives[0].request_class is not None:
+            return 0, 0.0
+        return math.ceil(total * _SCREENED), (1 - attainment) * total
 
     def simulate(self, wanted: Sequence[tuple[Candidate, int, range, float]]) -> list[Trial]:
         """Trials of (candidate, replicas, seeds, load), all runs together."""
@@ -82,13 +124,17 @@ class _Planner:
         summaries = tuple(self.folder.summary(job.key) for job in jobs)
         return Trial(replicas, all(meets_slo(summary) for summary in summaries), summaries)
 
-    def config(self, candidate: Candidate, replicas: int, seed: int, load: float = 1.0) -> ExperimentConfig:
-        """The experiment of a trial."""
+    def config(
+        self, candidate: Candidate, replicas: int, seed: int, load: float = 1.0, limit: int | None = None
+    ) -> ExperimentConfig:
+        """The experiment of a trial, of the first `limit` requests of a trace only."""
         values = self.plan.experiment(candidate.values, replicas, seed, load)
+        if limit is not None:
+            values["workload"] = {**values["workload"], "limit": limit}
         return experiment_from_values(values, self.plan.base_dir, self.plan.file.name)
 
-    def _job(self, candidate: Candidate, replicas: int, seed: int, load: float) -> Job:
-        config = self.config(candidate, replicas, seed, load)
+    def _job(self, candidate: Candidate, replicas: int, seed: int, load: float, limit: int | None = None) -> Job:
+        config = self.config(candidate, replicas, seed, load, limit)
         return Job(run_key(config), f"{label(candidate)}, {replicas} replicas", config)
 
 
@@ -105,10 +151,10 @@ def make_plan(
     candidates, demand = _candidates(plan)
     with study_folder(directory, MARK, RESULT, resume) as folder, keep_workers(workers or Workers()) as kept:
         _write_mark(folder, plan)
-        planner = _Planner(plan, folder, kept, progress)
+        planner = _Planner(plan, demand, folder, kept, progress)
         search = Search(candidates, plan.config.max_replicas, 2 * kept.count)
         winner, verified = _search(planner, search)
-        document = _document(planner, candidates, winner, verified, demand)
+        document = _document(planner, candidates, winner, verified)
         _write(folder, document)
         return PlanOutcome(folder.path, document)
 
@@ -233,9 +279,9 @@ def knee(planner: _Planner, winner: Candidate) -> float | None:
 
 
 def _document(
-    planner: _Planner, candidates: list[Candidate], winner: Candidate | None, verified: Trial | None, demand: Demand
+    planner: _Planner, candidates: list[Candidate], winner: Candidate | None, verified: Trial | None
 ) -> dict[str, Any]:
-    plan = planner.plan
+    plan, demand = planner.plan, planner.demand
     rows = [candidate_row(c, winner, _money(planner, c)) for c in candidates]
     found = None if winner is None else _winner(planner, winner, verified)
     return {

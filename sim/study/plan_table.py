@@ -81,6 +81,8 @@ def _status(candidate: Candidate, winner: Candidate | None) -> tuple[str, str | 
 
 def missed_targets(trial: Trial) -> str:
     """Which targets the trial missed, and by how much."""
+    if trial.note is not None:
+        return trial.note
     parts = dict.fromkeys(part for summary in trial.summaries for part in _missed(summary))
     return "; ".join(parts) or "a replication missed it"
 

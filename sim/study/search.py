@@ -24,6 +24,7 @@ class Trial:
     met: bool
     summaries: tuple[dict[str, Any], ...] = ()  # one a replication
     error: str | None = None
+    note: str | None = None  # how it is known that the SLO is not met, where part of the workload told
 
 
 @dataclass
@@ -71,6 +72,8 @@ class Search:
     def _wave(self) -> list[tuple[Candidate, int]]:
         asked = [(c, replicas) for c in self.candidates if (replicas := self._next(c)) is not None]
         asked.sort(key=lambda pair: (pair[0].key(pair[0].low + 1), pair[0].index))
+        if self.best is None:
+            asked = _one_of_each_price(asked)
         return asked[: self.at_once]
 
     def _next(self, candidate: Candidate) -> int | None:
@@ -110,3 +113,11 @@ class Search:
             candidate.high = min(trial.replicas, candidate.high or trial.replicas)
             if self.best is None or candidate.key(candidate.high) < self.best.key(self.best.high or 0):
                 self.best = candidate
+
+
+def _one_of_each_price(asked: list[tuple[Candidate, int]]) -> list[tuple[Candidate, int]]:
+    """The first candidate of each price: until something does, their like would only fail alike."""
+    first: dict[Key, tuple[Candidate, int]] = {}
+    for candidate, replicas in asked:
+        first.setdefault(candidate.key(1), (candidate, replicas))
+    return list(first.values())

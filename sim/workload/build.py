@@ -17,6 +17,7 @@ from sim.workload.config import Component, Factor, WorkloadConfig
 from sim.workload.distributions import Distribution
 from sim.workload.prefix import session_ids, shared_prefixes
 from sim.workload.rows import select_rows
+from sim.workload.samples import with_samples
 from sim.workload.synthesize import load_statistics, synthesize
 from sim.workload.trace import load_trace, order_by_arrival
 
@@ -34,7 +35,7 @@ def build(config: WorkloadConfig, seeds: Seeds, base_dir: Path) -> Workload:
         workload = _generated(config, seeds)
     workload = _with_mix(workload, config, seeds)
     workload = _with_declared(workload, config, seeds)
-    return _with_cancellation(workload, config, seeds)
+    return with_samples(_with_cancellation(workload, config, seeds), config.samples)
 
 
 def _from_trace(config: WorkloadConfig, seeds: Seeds, path: Path) -> Workload:

@@ -123,6 +123,7 @@ class WorkloadConfig(BaseModel):
     max_output_tokens: int | Factor | Distribution | None = Field(
         default=None, description="what the client declares; null: the true length (or what the trace says)"
     )
+    samples: int = Field(default=1, ge=1, le=256, description="answers to each prompt, each a request of its own")
     cancel_after: Annotated[Cancellation | None, BeforeValidator(_number_as_after)] = Field(
         default=None, description="seconds from arrival: a number, a distribution, or {fraction, after}"
     )

@@ -118,8 +118,8 @@ def check_steps(replay: EngineReplay, records: list[dict[str, Any]], swaps: bool
         if replay.result is not None:
             assert replay.finished_at(number) == sorted(record.get("finished", [])), f"step {number}"
         latest, at_latest = step, record
-    assert not steps
-    assert replay.error is None or "never ended" in replay.error, replay.error
+    assert replay.error is None or "never" in replay.error, replay.error  # the engine hangs, idle or preempting for ever
+    assert not steps or replay.error
 
 
 @parametrise("vllm_v0")

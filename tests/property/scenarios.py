@@ -54,6 +54,8 @@ class Row:
     cancel_after: float | None = None
     stream: int = 0  # whose tokens the prompt begins with
     shared: int = 0  # how many of them
+    tenant: int = 0
+    adapter: int = 0  # 0: none
     follows: int = 0  # the turn before this one is so many rows earlier (0: none)
     delay: float = 0.0
 
@@ -219,6 +221,9 @@ def make_workload(scenario: Scenario) -> Workload:
         num_output_tokens=np.array([row.output for row in rows]),
         max_output_tokens=np.array([max(1, row.output + row.surplus) for row in rows]),
         priority=np.array([row.priority for row in rows]),
+        tenant=[f"tenant-{row.tenant}" for row in rows],
+        request_class=[f"class-{row.tenant}" for row in rows],
+        adapter=[f"adapter-{row.adapter}" if row.adapter else None for row in rows],  # type: ignore[misc]
         cancel_after=np.array([np.nan if row.cancel_after is None else row.cancel_after * unit for row in rows]),
         previous=None if loop else previous,
         delay=array_to_grid(np.array([row.delay * unit for row in rows])),
@@ -288,6 +293,8 @@ def _rows(draw: st.DrawFn, max_rows: int) -> tuple[Row, ...]:
             output=draw(_lengths),
             surplus=draw(st.sampled_from([0, 0, 0, 5, -2])),
             priority=draw(st.integers(0, 2)) if ranks else 0,
+            tenant=draw(st.integers(0, 2)) if ranks else 0,
+            adapter=draw(st.sampled_from([0, 0, 1, 2])) if ranks else 0,
             cancel_after=draw(_patience) if cancels else None,
             stream=draw(st.integers(0, 1)) if shares else 0,
             shared=draw(_lengths) if shares else 0,
@@ -358,7 +365,10 @@ def scenarios(draw: st.DrawFn, space: Space) -> Scenario:
     return replace(scenario, watermark_blocks=0) if scenario.allocator.startswith("contiguous") else scenario
 
 
-# What schedulers of engines that are built differently are drawn with, and what they take for granted.
+# What schedulers of other engines are drawn with, and what they take for granted. A new one is drawn with its defaults.
+WHOLE_PROMPTS = {"depth": 1, "chunked_prefill": False}
+RESERVATIONS = ("max", "pow2", "oracle", "allocator")
+RESTARTS = (False, False, True)
 SCHEDULER_PARAMS: dict[str, dict[str, tuple[Any, ...]]] = {
     "sglang": {
         "queue_policy": ("fcfs", "lof"),
@@ -369,12 +379,37 @@ SCHEDULER_PARAMS: dict[str, dict[str, tuple[Any, ...]]] = {
     "vllm_v0": {
         "queue_policy": ("fcfs", "fcfs", "priority"),
         "idle_after_drop": (False, False, True),
-        "output_count_restarts": (False, False, True),
+        "output_count_restarts": RESTARTS,
     },
+    "sarathi": {"dynamic_chunk_stages": (0, 0, 3), "dynamic_chunk_max_tokens": (32,), "output_count_restarts": RESTARTS},
+    "simple_chunking": {"output_count_restarts": RESTARTS},
+    "orca": {"reservation": RESERVATIONS},
+    "static": {"reservation": RESERVATIONS, "padded": (True, False)},
+    "iteration_level": {"high_water": (1.0, 0.8), "low_water": (0.8, 0.5)},
+    "trtllm": {
+        "capacity": ("guaranteed_no_evict", "max_utilization", "static_batch"),
+        "chunking": ("first_come_first_served", "equal_progress"),
+        "chunk_unit": (4, 8),
+    },
+    "sorted": {
+        "key": ("fcfs", "priority", "sjf", "srpt", "edf", "least_slack"),
+        "deadline": (1.0,),
+        "max_wait": (None, 2.0),
+    },
+    "mlfq": {"quantum": (2, 4), "num_levels": (2, 3), "prompt_tokens_per_step": (8,)},
+    "drr": {"quantum": (8, 64)},
 }
 ENGINES: dict[str, dict[str, Any]] = {
     "sglang": {"depth": 1, "reserve_full_isl": False, "max_num_batched_tokens": 10_000, "host_blocks": 0},
     "vllm_v0": {"depth": 1},
+    "sarathi": {"depth": 1},
+    "simple_chunking": {"depth": 1},
+    "orca": WHOLE_PROMPTS,
+    "static": WHOLE_PROMPTS,
+    "iteration_level": WHOLE_PROMPTS,
+    "distserve": WHOLE_PROMPTS,
+    "trtllm": {"depth": 1},
+    "llama_server": {"depth": 1, "allocator": "slots"},
 }
 
 POLICY_KINDS = ("scheduler", "preemption", "router", "admission")

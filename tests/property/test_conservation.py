@@ -53,7 +53,8 @@ def pieces_in_use(running: list[Sequence]) -> Iterator[Piece]:
 
 def referenced_blocks(replica: Replica, computed: dict[int, int]) -> int:
     """Distinct physical blocks that the running sequences hold."""
-    each = sum(-(-tokens // replica.kv.block_size) for tokens in computed.values())
+    size = replica.kv.block_size
+    each = sum(max(-(-computed[seq.row] // size), seq.reserved_blocks) for seq in replica.running.values())
     shared = holders(list(replica.running.values()))
     return each - (sum(shared.values()) - len(shared))
 

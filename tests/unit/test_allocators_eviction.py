@@ -183,7 +183,7 @@ def test_eviction_through_the_configuration() -> None:
             "workload": {
                 "num_requests": 80,
                 "arrivals": {"process": "constant", "rate": 2.0},
-                "prompt_tokens": {"distribution": "fixed", "value": 600},
+                "prompt_tokens": {"distribution": "fixed", "value": 88},
                 "output_tokens": {"distribution": "fixed", "value": 4},
                 "prefix": {"groups": 9, "tokens": 512},
             },

@@ -37,7 +37,7 @@ def _run(request):
 def test_every_key_of_the_contract_is_there(run):
     summary = summary_of(run)
     assert [key for key in KEYS if key not in summary] == []
-    assert set(summary["kv_cache"]) == {
+    assert set(summary["kv_cache"]) >= {
         "num_blocks",
         "block_size",
         "mean_usage",
@@ -47,7 +47,7 @@ def test_every_key_of_the_contract_is_there(run):
         "internal_share",
         "external_share",
     }
-    assert set(summary["prefix_cache"]) == {
+    assert set(summary["prefix_cache"]) >= {
         "enabled",
         "num_lookup_tokens",
         "num_hit_tokens",
