@@ -138,7 +138,7 @@ class BatchBuilder:
 
     @property
     def everyone_in_turn(self) -> bool:
-        """Whether this batch holds all decodes, and behind them a chunk for every running prefill, nobody swapped in."""
+        """Whether this batch holds all decodes and a chunk for every running prefill, nobody swapped in."""
         return self.decoded and not self.swapped_in and len(self.chunks) == len(self._replica.prefills)
 
     def takes_part(self, seq: SequenceView) -> bool:
@@ -244,8 +244,8 @@ class BatchBuilder:
     def waiting(self, past_swapped: bool = False) -> Iterator[Sequence]:
         """Waiting sequences in order. One that is neither admitted nor the last looked at keeps its place.
 
-        Preempted sequences whose last token has not come back yet are passed over. Where sequences are swapped out they come
-        first: none waiting is offered before all of them are back, unless `past_swapped`.
+        Preempted sequences whose last token has not come back yet are passed over. Where sequences are swapped out they
+        come first: none waiting is offered before all of them are back, unless `past_swapped`.
         """
         if self._replica.swapped and not past_swapped and not self.resume_swapped():
             return
@@ -290,7 +290,7 @@ class BatchBuilder:
         return True
 
     def add_decodes_or_preempt(self) -> None:
-        """Add one token for every sequence in decode, in running order, with victims where a block is lacking; no prefills."""
+        """Add one token for every sequence in decode, in running order, with victims where a block is lacking."""
         if self.add_decodes():
             return
         self._walked = True
@@ -372,7 +372,7 @@ class BatchBuilder:
         return True
 
     def displace(self, victim: Sequence) -> None:
-        """Preempt in the way in which the replica does it: by recomputation, or by a copy in host memory if that has room."""
+        """Preempt as the replica does it: by recomputation, or by a copy in host memory if that has room."""
         swaps = self._replica.swaps
         if swaps is None or not swaps(victim) or not self.swap_out(victim):
             self.preempt(victim)
@@ -404,12 +404,12 @@ class BatchBuilder:
         """Whether a sequence in decode has been given its token in this step."""
         return seq.order in self._one_by_one or (self.decoded and seq.phase is Phase.DECODE)
 
-    # --- host memory ---------------------------------------------------------------------------------------------------
+    # --- host memory -------------------------------------------------------------------------------------------------
 
     def swap_out(self, victim: Sequence) -> bool:
         """Copy the blocks of a running sequence to host memory and put it at the end of the swapped queue.
 
-        False, nothing done, where host memory is absent or too full, or the sequence was given a chunk in this very step.
+        False, nothing done, where host memory is absent or too full, or the sequence has a chunk in this very step.
         Raises `RunError` where the replica's host memory is one that aborts when it is full.
         """
         replica, host = self._replica, self._replica.host
@@ -455,7 +455,7 @@ class BatchBuilder:
             return False
         if not self._kv.fits(blocks + limits.watermark_blocks):
             return False
-        copied = replica.swap_in(seq, blocks if tokens else max(-(-seq.num_computed // size), seq.reserved_blocks), self.now)
+        copied = replica.swap_in(seq, blocks if tokens else replica.num_held(seq), self.now)
         self.num_copied_blocks += copied
         self.swapped_in.append(seq)
         if not decoding:

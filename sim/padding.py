@@ -29,7 +29,9 @@ class Padding:
         if chunks:
             self.prompt = longest = max(seq.num_computed for seq, _ in chunks)
             self.clock = replica.cohort.clock
-            return BatchShape(rows * longest, rows, rows * (longest * (longest + 1) // 2), rows * longest, 0, 0, longest)
+            return BatchShape(
+                rows * longest, rows, rows * (longest * (longest + 1) // 2), rows * longest, 0, 0, longest
+            )
         context = self._context(replica)
         return BatchShape(0, 0, 0, 0, rows, rows * context, context)
 
@@ -42,7 +44,7 @@ class Padding:
         return replica.cost.decode_times(rows, rows * context, context, num_steps)
 
     def finished(self, replica: Replica, done: Sequence | None) -> list[Sequence]:
-        """Who ends now that `done` is finished (None: now that somebody was taken away): all of the batch, or nobody."""
+        """Who ends now that `done` is finished (None: somebody was taken away): all of the batch, or nobody."""
         if done is not None:
             self.held_back.append(done)
         self.held_back = [seq for seq in self.held_back if seq.order in replica.running]

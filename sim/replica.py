@@ -522,7 +522,7 @@ class Replica:
         self.next_call = now if len(unfinished) + 1 < self.limits.depth else (unfinished[0] if unfinished else end)
 
     def _after_empty_call(self, builder: BatchBuilder, now: float) -> float:
-        """Instant of the call after one without a batch: soon if it changed something, else not before something happens."""
+        """Instant of the call after one without a batch: soon if it changed something, else when something happens."""
         if builder.again or builder.num_preempted or builder.dropped:
             return now + to_grid(self.empty_call_duration + self._copy_duration(builder))
         return NEVER
@@ -715,7 +715,7 @@ class Replica:
         self.swapped.append(seq)
 
     def swap_in(self, seq: Sequence, num_blocks: int, now: float) -> int:
-        """The first swapped sequence runs again, on `num_blocks` fresh blocks; return how many were copied from the host."""
+        """The first swapped sequence runs again, on `num_blocks` fresh blocks; return how many were copied."""
         assert self.host is not None and self.swapped[0] is seq
         self.swapped.popleft()
         copied = self.num_held(seq)

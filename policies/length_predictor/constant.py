@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Constant:
-    """`tokens`: expected output tokens, such as the mean of yesterday's traffic."""
+    """The same number of output tokens for everybody, at most what the request declares.
+
+    `tokens`: that number, such as the mean of yesterday's traffic.
+    """
 
     tokens: float = 256.0
 

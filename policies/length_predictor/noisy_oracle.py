@@ -18,7 +18,7 @@ _MASK = 2**64 - 1
 
 @dataclass
 class NoisyOracle:
-    """The factor is lognormal with median 1.
+    """The true output length times a lognormal factor with median 1: a predictor of known quality.
 
     `error`: standard deviation of its logarithm (0.5: two of three predictions are right within a factor of 1.65). At
     least 1 token, at most what the request declares. The draw depends on the seed and the row only, so that other

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Oracle:
-    """No engine can know this. Compare with it, do not plan with it."""
+    """The true output length. No engine can know it: compare with it, do not plan with it."""
 
     is_oracle: ClassVar[bool] = True
 

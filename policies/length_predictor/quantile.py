@@ -37,7 +37,7 @@ class RecentLengths:
 
 @dataclass
 class Quantile:
-    """Learned online from finished requests; the declared maximum until `min_samples` of a kind have finished.
+    """A quantile of the lengths of finished requests; the declared maximum until `min_samples` of a kind have finished.
 
     `quantile`: which one (0.5: the median). `by`: what makes a kind: all, tenant, request_class or both. `window`:
     how many of the latest are remembered. Never more than the request declares. Ignores: what a prompt says; that

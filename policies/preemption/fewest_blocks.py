@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class FewestBlocks:
-    """Least work is lost at a time, and least memory is won: several victims may be needed.
+    """Who holds the fewest blocks: least work is lost at a time, and least memory won, so several may have to go.
 
     Counts the blocks held, shared prefixes included, although giving those up frees nothing.
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class LongestRemaining:
-    """Shortest remaining time first seen from the other end (SRPT: Schrage, 1968).
+    """Who has the most output to come: SRPT (Schrage, 1968) seen from the other end.
 
     By predicted output length, or by the declared maximum where there is no predictor.
 

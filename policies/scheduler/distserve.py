@@ -25,7 +25,9 @@ class DistServe:
 
     def schedule(self, batch: BatchBuilder) -> None:
         for seq in batch.waiting():
-            if seq.num_known > batch.tokens_left and (batch.chunks or seq.num_known <= batch.limits.max_num_batched_tokens):
+            if seq.num_known > batch.tokens_left and (
+                batch.chunks or seq.num_known <= batch.limits.max_num_batched_tokens
+            ):
                 break
             if not batch.admit(seq, seq.num_known, spare_blocks=0):
                 break

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from policies.scheduler.fcfs import NO_CAP, Fcfs
+from policies.scheduler.fcfs import Fcfs
 from policies.scheduler.tenants import Service, check_weights, tenant_of
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Drr(Fcfs):
         self.service = Service()
         self._quanta: dict[str, int] = {}  # granted so far
         self._turn = ""
+        self._round: list[str] = []  # tenants that waited when the queue was last looked at
 
     def deficit(self, tenant: str) -> float:
         """Tokens that the tenant may still be served in its turn."""
@@ -45,6 +46,7 @@ class Drr(Fcfs):
 
     def next_tenant(self, tenants: list[str]) -> str:
         """The one whose turn it is: the turn goes round until somebody can pay."""
+        self._round = tenants
         at = tenants.index(self._turn) if self._turn in tenants else 0
         while self.deficit(tenants[at]) <= 0:
             self._quanta[tenants[at]] = self._quanta.get(tenants[at], 0) + 1
@@ -57,28 +59,23 @@ class Drr(Fcfs):
         """Called by the replica when a sequence leaves the running list."""
         self.service.left(seq, ended)
 
-    def schedule(self, batch: BatchBuilder) -> None:
-        cap = self.long_prefill_token_threshold or NO_CAP
-        batch.add_running(cap)
-        if batch.num_preempted or not (batch.num_waiting or batch.num_swapped):
+    def admit_waiting(self, batch: BatchBuilder, cap: int) -> None:
+        if not (batch.num_waiting or batch.num_swapped):
             return
         if batch.num_running >= batch.max_num_seqs or not batch.tokens_left:
             batch.stay_refused()  # without a look at the queue: looking can move the turn on
             return
         self.service.catch_up(batch)
-        for seq in batch.waiting():
-            tenants = list(batch.waiting_tenants())
-            if batch.num_running >= batch.max_num_seqs or not batch.admit(seq, cap):
-                break
-            self.service.admitted(seq)
-            self._hand_on(tenant_of(seq), tenants, list(batch.waiting_tenants()))
+        super().admit_waiting(batch, cap)
         if batch.short_of_memory:
             batch.ask_again()
 
-    def _hand_on(self, tenant: str, before: list[str], waiting: list[str]) -> None:
-        """Who cannot pay for another request, or has none, hands the turn to the next one that waits."""
+    def admitted(self, seq: SequenceView, batch: BatchBuilder) -> None:
+        """Charge it; who cannot pay for another request, or has none, hands the turn to the next one that waits."""
+        self.service.admitted(seq)
+        tenant, waiting = tenant_of(seq), batch.waiting_tenants()
         if tenant in waiting and self.deficit(tenant) > 0:
             return
-        at = before.index(tenant)
-        followers = [other for other in before[at + 1 :] + before[:at] if other in waiting]
+        at = self._round.index(tenant)
+        followers = [other for other in self._round[at + 1 :] + self._round[:at] if other in waiting]
         self._turn = followers[0] if followers else tenant

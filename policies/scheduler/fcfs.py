@@ -33,14 +33,25 @@ class Fcfs:
         if not cap or batch.num_sequences == 1:
             cap = NO_CAP
         batch.add_running(cap)
-        if batch.num_preempted:
-            return
+        if not batch.num_preempted:
+            self.admit_waiting(batch, cap)
+
+    def admit_waiting(self, batch: BatchBuilder, cap: int) -> None:
+        """Waiting sequences in order, until the first that does not get in; chunks of at most `cap` tokens."""
         for seq in batch.waiting():
-            if seq.adapter is not None and self._lacks_slot(seq.adapter, batch):
+            if self.lacks_slot(seq, batch):
                 batch.set_aside()
             elif not batch.admit(seq, cap):
                 break
+            else:
+                self.admitted(seq, batch)
 
-    def _lacks_slot(self, adapter: str, batch: BatchBuilder) -> bool:
+    def lacks_slot(self, seq: SequenceView, batch: BatchBuilder) -> bool:
+        """Whether the batch has no room for the adapter of a sequence."""
+        if seq.adapter is None:
+            return False
         used = batch.running_adapters()
-        return adapter not in used and len(used) >= self.max_loras
+        return seq.adapter not in used and len(used) >= self.max_loras
+
+    def admitted(self, seq: SequenceView, batch: BatchBuilder) -> None:
+        """For schedulers that keep accounts: a waiting sequence has joined the batch."""

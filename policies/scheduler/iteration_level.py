@@ -1,4 +1,4 @@
-"""The textbook loop: retire, reclaim above the high-water mark, one token for all who run, whole prompts within the memory budget."""
+"""The textbook loop: retire, reclaim above the high-water mark, one token for all, prompts while memory lasts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NO_CAP = 2**62
 
 @dataclass
 class IterationLevel:
-    """Continuous batching as textbooks draw it (after Orca, OSDI 2022): one step for all, prompts whole, blocks on demand.
+    """Continuous batching as textbooks draw it (after Orca, OSDI 2022): one step for all, blocks on demand.
 
-    Before a step, while its tokens would bring the used share of the KV blocks above `high_water`, a victim gives back its
-    blocks; the last sequence is left alone. New prompts are admitted in arrival order as long as they leave the used share at or
-    below `low_water`, so that what was reclaimed is not admitted again at once. Ignores: chunked prefill, prefix caching in the
-    marks (cached blocks count as free).
+    Before a step, while its tokens would bring the used share of the KV blocks above `high_water`, a victim gives back
+    its blocks; the last sequence is left alone. New prompts are admitted in arrival order as long as they leave the
+    used share at or below `low_water`, so that what was reclaimed is not admitted again at once. Ignores: chunked
+    prefill, prefix caching in the marks (cached blocks count as free).
     """
 
     high_water: float = 0.95

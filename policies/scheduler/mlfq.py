@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from policies.scheduler.fcfs import NO_CAP, Fcfs
+from policies.scheduler.fcfs import Fcfs
 from sim.interfaces import Traits
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ class Mlfq(Fcfs):
     def queue_key(self, seq: SequenceView) -> tuple[float, ...] | None:
         return (self.level(seq.num_prompt_tokens, seq.num_emitted),)
 
-    def schedule(self, batch: BatchBuilder) -> None:
-        batch.add_running(self.long_prefill_token_threshold or NO_CAP)
-        if batch.num_preempted:
-            return
+    def admit_waiting(self, batch: BatchBuilder, cap: int) -> None:
         for seq in batch.waiting():
-            while not batch.admit(seq, self.long_prefill_token_threshold or NO_CAP):
+            if self.lacks_slot(seq, batch):
+                batch.set_aside()
+                continue
+            while not batch.admit(seq, cap):
                 victim = self._deepest(batch)
                 if not batch.tokens_left or victim is None or self._level(victim) <= self._level(seq):
                     batch.ask_again()

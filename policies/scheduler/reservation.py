@@ -14,11 +14,12 @@ Reservation = Literal["max", "pow2", "oracle", "allocator"]
 def output_length(seq: SequenceView) -> int:
     """Output tokens as predicted, else as declared; at least those that it has."""
     predicted = seq.predicted_output_tokens
-    return max(seq.max_output_tokens if predicted is None else round(predicted), seq.num_known - seq.num_prompt_tokens, 1)
+    expected = seq.max_output_tokens if predicted is None else round(predicted)
+    return max(expected, seq.num_known - seq.num_prompt_tokens, 1)
 
 
 def reserved_tokens(seq: SequenceView, reservation: Reservation, max_model_len: int) -> int:
-    """Prompt and output tokens for which blocks are reserved; 0 leaves it to the allocator, which may have its own rule."""
+    """Prompt and output tokens for which blocks are reserved; 0 leaves it to the allocator."""
     if reservation == "allocator":
         return 0
     if reservation == "max":

@@ -1,4 +1,4 @@
-"""Stall-free batches: every decode in every step, then chunks of running prompts, then new prompts, up to a token budget."""
+"""Stall-free batches: every decode in every step, then chunks of running and of new prompts up to a token budget."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Sarathi:
-    """Sarathi-Serve (96f9911): the token budget (its chunk size) is `max_num_batched_tokens`, decodes count one token each.
+    """Sarathi-Serve (96f9911): its chunk size, the token budget of a step, is `max_num_batched_tokens`; a decode is one.
 
-    Blocks for a whole prompt are taken at its admission, beyond the watermark; the first that does not fit ends the pass. Every
-    decode must find a free block, needed or not. A sequence preempted for recomputation may come back in the same step.
+    Blocks for a whole prompt are taken at its admission, beyond the watermark; the first that does not fit ends the
+    pass. Every decode must find a free block, needed or not. A sequence preempted for recomputation may come back in
+    the same step.
 
-    Dynamic chunks: with `dynamic_chunk_stages` > 0 the budget that a prompt may fill falls over its progress in so many equal
-    stages of `dynamic_chunk_max_tokens` prompt tokens, linearly from `dynamic_chunk_high` to `dynamic_chunk_low` tokens, rounded
-    to multiples of 32 (of the low end where that is less). `output_count_restarts`: a preempted sequence counts its output from
-    zero again, as published (taken for a bug).
-    Goes with preemption victim `newest`, watermark 0.01, async_scheduling false. Ignores: pipeline stages, prefix caching.
+    Dynamic chunks: with `dynamic_chunk_stages` > 0 the budget that a prompt may fill falls over its progress in so
+    many equal stages of `dynamic_chunk_max_tokens` prompt tokens, linearly from `dynamic_chunk_high` to
+    `dynamic_chunk_low` tokens, rounded to multiples of 32 (of the low end where that is less).
+    `output_count_restarts`: a preempted sequence counts its output from zero again, as published (taken for a bug).
+    Goes with preemption victim `newest`, watermark 0.01, async_scheduling false. Ignores: pipeline stages, prefix
+    caching.
     """
 
     dynamic_chunk_stages: int = 0

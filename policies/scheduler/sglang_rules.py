@@ -119,9 +119,7 @@ class Decoding(Protocol):
 
 def keep_order(requests: Sequence[Decoding]) -> list[int]:
     """Positions from the first to keep to the first to retract: more outputs first, then shorter prompts."""
-    return sorted(
-        range(len(requests)), key=lambda i: (-requests[i].num_emitted, requests[i].num_prompt_tokens)
-    )
+    return sorted(range(len(requests)), key=lambda i: (-requests[i].num_emitted, requests[i].num_prompt_tokens))
 
 
 def ratio_after_retraction(kept: Sequence[Decoding]) -> float:

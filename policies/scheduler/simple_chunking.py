@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 class SimpleChunking:
     """The chunking baseline of Sarathi-Serve (96f9911); a step of chunks holds at most `max_num_batched_tokens` tokens.
 
-    Unfinished prompts go before new ones and keep them out of that step; a turn of chunks without work falls through to the
-    decodes. Blocks for a whole prompt are taken at its admission, beyond the watermark. `output_count_restarts` as in sarathi.
-    Goes with preemption victim `newest`, watermark 0.01, async_scheduling false. Ignores: pipeline stages, prefix caching.
+    Unfinished prompts go before new ones and keep them out of that step; a turn of chunks without work falls through
+    to the decodes. Blocks for a whole prompt are taken at its admission, beyond the watermark. `output_count_restarts`
+    as in sarathi. Goes with preemption victim `newest`, watermark 0.01, async_scheduling false. Ignores: pipeline
+    stages, prefix caching.
     """
 
     output_count_restarts: bool = False

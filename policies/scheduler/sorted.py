@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from policies.scheduler.fcfs import NO_CAP, Fcfs
+from policies.scheduler.fcfs import Fcfs
 from sim.errors import PolicyError
 from sim.interfaces import Traits
 
@@ -29,7 +29,9 @@ class Sorted(Fcfs):
     0.5.23). Without a predictor the declared maximum stands for the predicted length.
 
     `deadline`: seconds from arrival, by request class in `class_deadlines`. `seconds_per_prompt_token` and
-    `seconds_per_output_token`: the predicted work of least_slack. `max_wait`: seconds; null: no bound on starvation.
+    `seconds_per_output_token`: the predicted work of least_slack. `ageing`: with key priority, seconds of waiting
+    that make up for one priority level (null: priority is strict): a request of level p is overtaken only by those of
+    level q < p that arrive less than (p - q) x `ageing` after it. `max_wait`: seconds; null: no bound on starvation.
     With it a request that has waited so long goes before all others, earlier arrivals first: nobody who arrived later
     is admitted before it. That is checked at every admission.
 
@@ -42,9 +44,12 @@ class Sorted(Fcfs):
     class_deadlines: Mapping[str, float] = field(default_factory=dict)
     seconds_per_prompt_token: float = 0.0001
     seconds_per_output_token: float = 0.02
+    ageing: float | None = None
     max_wait: float | None = None
 
     def __post_init__(self) -> None:
+        if self.ageing is not None and (self.key != "priority" or self.ageing < 0):
+            raise ValueError(f"ageing must be at least 0, and null with another key than priority (got {self.ageing})")
         if self.max_wait is not None and (self.key == "lpm" or self.max_wait < 0):
             raise ValueError(f"max_wait must be at least 0, and null with key lpm (got {self.max_wait})")
         self.traits = Traits(sorted_queue=self.key != "lpm")
@@ -56,7 +61,7 @@ class Sorted(Fcfs):
 
     def queue_key(self, seq: SequenceView) -> tuple[float, ...] | None:
         if self.key == "priority":
-            return (seq.priority,)
+            return (seq.priority,) if self.ageing is None else (seq.arrival_time + self.ageing * seq.priority,)
         if self.key == "sjf":
             return (expected_output(seq),)
         if self.key == "srpt":
@@ -74,33 +79,22 @@ class Sorted(Fcfs):
         left = expected_output(seq) - (seq.num_known - seq.num_prompt_tokens)
         return seq.num_known * self.seconds_per_prompt_token + max(0.0, left) * self.seconds_per_output_token
 
-    def schedule(self, batch: BatchBuilder) -> None:
-        cap = self.long_prefill_token_threshold
-        if not cap or batch.num_sequences == 1:
-            cap = NO_CAP
-        batch.add_running(cap)
-        if batch.num_preempted:
-            return
+    def admit_waiting(self, batch: BatchBuilder, cap: int) -> None:
         if self.key == "lpm" and batch.num_waiting > 1:
             self._sort_by_prefix(batch)
-        self._admit(batch, cap)
+        super().admit_waiting(batch, cap)
         if batch.short_of_memory:
             self._watch(batch)
 
-    def _admit(self, batch: BatchBuilder, cap: int) -> None:
-        for seq in batch.waiting():
-            eldest = batch.longest_waiting()
-            if not batch.admit(seq, cap):
-                break
-            if eldest is not None and eldest is not seq:
-                self._check_bound(eldest, seq, batch.now)
-
-    def _check_bound(self, eldest: SequenceView, admitted: SequenceView, now: float) -> None:
-        """Nobody may overtake a request that has waited for `max_wait`."""
-        waited = now - eldest.arrival_time
-        if self.max_wait is not None and waited >= self.max_wait:
+    def admitted(self, seq: SequenceView, batch: BatchBuilder) -> None:
+        """Check the bound: nobody may overtake a request that has waited for `max_wait`."""
+        eldest = batch.longest_waiting()
+        if eldest is None or self.max_wait is None or eldest.arrival_time >= seq.arrival_time:
+            return
+        waited = batch.now - eldest.arrival_time
+        if waited >= self.max_wait:
             raise PolicyError(
-                f"sorted: at {now} s request {admitted.row} overtook request {eldest.row}, which waited {waited} s"
+                f"sorted: at {batch.now} s request {seq.row} overtook request {eldest.row}, which waited {waited} s"
             )
 
     def _watch(self, batch: BatchBuilder) -> None:

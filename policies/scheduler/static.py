@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Static:
-    """FasterTransformer: up to `max_num_seqs` prompts in FCFS order, prefilled in one step, then decode steps until the last ends.
+    """FasterTransformer: up to `max_num_seqs` prompts, FCFS, prefilled in one step, then decoded until the last ends.
 
-    `padded`: every row costs as much as the longest, prompts and decodes alike, finished rows compute on, keep their memory, and
-    all requests of a batch end with it (token times are those of the computation). Not padded (Sarathi-Serve's baseline,
-    96f9911): finished sequences leave the batch at once. `reservation`, `extra_tokens` as in orca. Ignores: prefix caching.
+    `padded`: every row costs as much as the longest, prompts and decodes alike, finished rows compute on, keep their
+    memory, and all requests of a batch end with it (token times are those of the computation). Not padded
+    (Sarathi-Serve's baseline, 96f9911): finished sequences leave the batch at once. `reservation`, `extra_tokens` as
+    in orca. Ignores: prefix caching.
     """
 
     padded: bool = True

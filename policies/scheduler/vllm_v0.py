@@ -1,4 +1,4 @@
-"""Prompts first, in steps of their own; decodes when no prompt gets in (or, chunked, decodes first and prompts behind)."""
+"""Prompts first, in steps of their own; decodes when no prompt gets in (chunked: decodes first, prompts behind)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ NO_CAP = 2**62
 
 @dataclass
 class VllmV0:
-    """The scheduler of vLLM V0 (0.6.6): whole prompts in prefill-only steps that stall the decodes; swapped sequences come first.
+    """The scheduler of vLLM V0 (0.6.6): whole prompts in prefill-only steps that stall the decodes; swapped ones first.
 
-    With chunked prefill (`enable_chunked_prefill`): decodes and running chunks, then swapped sequences, then new prompts share
-    the token budget; blocks for a whole prompt are taken at its admission. Every decode must find a free block, needed or not.
-    A prompt (or a sequence preempted for recomputation) that can never be admitted is dropped at its turn.
+    With chunked prefill (`enable_chunked_prefill`): decodes and running chunks, then swapped sequences, then new
+    prompts share the token budget; blocks for a whole prompt are taken at its admission. Every decode must find a free
+    block, needed or not. A prompt (or a sequence preempted for recomputation) that can never be admitted is dropped at
+    its turn.
 
-    `queue_policy`: fcfs, or priority (smaller first; running sequences of lower rank are preempted to let a waiting one in;
-    unchunked only). `idle_after_drop`: a call that drops and admits nothing runs nothing (the vLLM baseline of Sarathi-Serve).
-    `output_count_restarts`: a preempted sequence counts its output from zero again (that baseline as published).
-    Goes with preemption victim `newest`, watermark 0.01, async_scheduling false. Ignores: delay_factor, beams, prefix caching in
-    the admission test, LoRA.
+    `queue_policy`: fcfs, or priority (smaller first; running sequences of lower rank are preempted to let a waiting
+    one in; unchunked only). `idle_after_drop`: a call that drops and admits nothing runs nothing (the vLLM baseline of
+    Sarathi-Serve). `output_count_restarts`: a preempted sequence counts its output from zero again (that baseline as
+    published). Goes with preemption victim `newest`, watermark 0.01, async_scheduling false. Ignores: delay_factor,
+    beams, prefix caching in the admission test, LoRA.
     """
 
     queue_policy: Literal["fcfs", "priority"] = "fcfs"
@@ -55,7 +56,7 @@ class VllmV0:
         elif batch.num_swapped or not self._prefill(batch):
             self._decode(batch)
 
-    # --- unchunked -----------------------------------------------------------------------------------------------------
+    # --- unchunked ---------------------------------------------------------------------------------------------------
 
     def _prefill(self, batch: BatchBuilder) -> bool:
         """A prefill-only step; False where no prompt gets in."""
@@ -91,7 +92,7 @@ class VllmV0:
         if batch.first_waiting() is not head:
             batch.ask_again()  # another one may get in
 
-    # --- chunked -------------------------------------------------------------------------------------------------------
+    # --- chunked -----------------------------------------------------------------------------------------------------
 
     def _mixed(self, batch: BatchBuilder) -> None:
         before = {seq.row for seq in batch.running()}
@@ -116,7 +117,7 @@ class VllmV0:
 
         batch.reorder(sorted(batch.running(), key=place))
 
-    # --- both ----------------------------------------------------------------------------------------------------------
+    # --- both --------------------------------------------------------------------------------------------------------
 
     def _admit(self, batch: BatchBuilder) -> None:
         for seq in batch.waiting(past_swapped=True):

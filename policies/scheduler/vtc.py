@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from policies.scheduler.fcfs import NO_CAP, Fcfs
+from policies.scheduler.fcfs import Fcfs
 from policies.scheduler.tenants import Service, check_weights
 
 if TYPE_CHECKING:
@@ -52,23 +52,17 @@ class Vtc(Fcfs):
         """Called by the replica when a sequence leaves the running list."""
         self.service.left(seq, ended)
 
-    def schedule(self, batch: BatchBuilder) -> None:
-        cap = self.long_prefill_token_threshold or NO_CAP
-        batch.add_running(cap)
-        if batch.num_preempted:
+    def admit_waiting(self, batch: BatchBuilder, cap: int) -> None:
+        if not (batch.num_waiting or batch.num_swapped):
             return
-        if batch.num_waiting or batch.num_swapped:
-            self._admit(batch, cap)
-
-    def _admit(self, batch: BatchBuilder, cap: int) -> None:
         self.service.catch_up(batch)
         self._lift_newcomers(batch.waiting_tenants())
-        for seq in batch.waiting():
-            if not batch.admit(seq, cap):
-                break
-            self.service.admitted(seq)
+        super().admit_waiting(batch, cap)
         if batch.short_of_memory:
             batch.ask_again()  # decoding moves the counters, and another tenant's request may be smaller
+
+    def admitted(self, seq: SequenceView, batch: BatchBuilder) -> None:
+        self.service.admitted(seq)
 
     def _lift_newcomers(self, tenants: Mapping[str, int]) -> None:
         present = [tenant for tenant, number in tenants.items() if self._seen.get(tenant) == number]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from policies.scheduler.fcfs import NO_CAP, Fcfs
+from policies.scheduler.fcfs import Fcfs
 from policies.scheduler.tenants import check_weights, tenant_of
 from sim.interfaces import Traits
 
@@ -56,12 +56,5 @@ class Wfq(Fcfs):
         if ended:
             del self._start[seq.row]
 
-    def schedule(self, batch: BatchBuilder) -> None:
-        cap = self.long_prefill_token_threshold or NO_CAP
-        batch.add_running(cap)
-        if batch.num_preempted:
-            return
-        for seq in batch.waiting():
-            if not batch.admit(seq, cap):
-                break
-            self._virtual_time = max(self._virtual_time, self._start[seq.row])
+    def admitted(self, seq: SequenceView, batch: BatchBuilder) -> None:
+        self._virtual_time = max(self._virtual_time, self._start[seq.row])

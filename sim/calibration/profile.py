@@ -37,19 +37,20 @@ SMALL_OPS = {"norm": "post_attention_layernorm", "rope": "attn_rope", "activatio
 OTHER_BACKENDS = ("sglang", "trtllm")
 SMALL_OPS_FALLBACK = "h100-sxm"
 
-# Constants of vLLM 0.15 beside its kernels, fitted on eight measured servers (inference-sim/training@ed5c1d26: four
-# models on 1 to 4 H100; small_ops_scale +-15 %, mixed_step_per_layer +-23 %, client_latency +-23 %, per sequence
-# +-57 %); eager_step_per_layer and the sampler were set by hand on runs of the same test bed.
+# Constants of vLLM 0.15 beside its kernels, fitted by `servesim validate --fit` on eight measured servers
+# (inference-sim/training@ed5c1d26: four models on 1 to 4 H100), 2026-11-29. Standard errors: small_ops_scale 9 %,
+# mixed_step_per_layer 12 %, eager_step_per_layer 12 %, client_latency 14 %, per sequence 38 %. The sampler's two are
+# fitted on eight runs of Qwen3-14B and Llama-3.1-8B of the same test bed (sim-to-real-accuracy-validation).
 ENGINES: dict[str, dict[str, float]] = {
     "vllm-0.15": {
-        "small_ops_scale": 0.70,
-        "mixed_step_per_layer": 41e-6,
-        "eager_step_per_layer": 160e-6,
-        "sampler": 200e-6,
-        "sampler_per_logit": 0.12e-9,
+        "small_ops_scale": 0.619,
+        "mixed_step_per_layer": 47.3e-6,
+        "eager_step_per_layer": 111e-6,
+        "sampler": 0.0,
+        "sampler_per_logit": 0.134e-9,
         "max_graph_size": 512,
-        "client_latency": 4.8e-3,
-        "client_latency_per_sequence": 0.048e-3,
+        "client_latency": 4.65e-3,
+        "client_latency_per_sequence": 0.0433e-3,
     }
 }
 

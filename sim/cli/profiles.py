@@ -23,20 +23,28 @@ _COLUMNS = ("bf16_flops", "fp8_flops", "memory_bytes", "memory_bandwidth", "scal
 
 @app.command("list")
 def list_profiles(as_json: Json = False) -> None:
-    """All GPUs with their main facts; `-` means that no source gives it."""
+    """All GPUs with their main facts, and what their step times rest on; `-` means that no source gives it."""
+    from sim.calibration.origin import origins, summary
     from sim.hardware import gpu_names, load_gpu
 
-    gpus = [load_gpu(name) for name in gpu_names()]
+    gpus, fitted = [load_gpu(name) for name in gpu_names()], origins()
+    basis = {gpu.name: fitted[gpu.name].text if gpu.name in fitted else _unfitted(gpu) for gpu in gpus}
     if as_json:
-        typer.echo(
-            json.dumps([{"name": gpu.name, **{key: gpu.get(key) for key in _COLUMNS}} for gpu in gpus], indent=2)
-        )
+        rows = [
+            {"name": gpu.name, **{key: gpu.get(key) for key in _COLUMNS}, "step_times": basis[gpu.name]} for gpu in gpus
+        ]
+        typer.echo(json.dumps(rows, indent=2))
         return
     headers = [f"{key.removesuffix('_flops')} {_shown(gpus[0], key)[1]}" for key in _COLUMNS]
-    table = _table("GPU", *headers, title="GPUs (servesim profiles show NAME: all facts and sources)")
+    table = _table("GPU", *headers, "step times", title="GPUs (servesim profiles show NAME: all facts and sources)")
     for gpu in gpus:
-        table.add_row(gpu.name, *(_shown(gpu, key)[0] for key in _COLUMNS))
+        table.add_row(gpu.name, *(_shown(gpu, key)[0] for key in _COLUMNS), basis[gpu.name])
     _print(table)
+    typer.echo(summary(fitted))
+
+
+def _unfitted(gpu: HardwareProfile) -> str:
+    return "data sheet" if gpu.get("memory_bandwidth") else "to be measured"
 
 
 @app.command()
@@ -157,7 +165,7 @@ def _table(*headers: str, title: str) -> Table:
 
     table = Table(title=title, title_justify="left")
     for i, header in enumerate(headers):
-        left = i == 0 or header in ("unit", "source", "bound by")
+        left = i == 0 or header in ("unit", "source", "bound by", "step times")
         table.add_column(header, justify="left" if left else "right", no_wrap=i == 0)
     return table
 

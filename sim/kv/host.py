@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 class HostMemory:
     """Swap space of one replica, in blocks of the replica's size.
 
-    `seconds_per_block` is bytes of a block (all GPUs of the replica copy their shards at once: a shard's bytes) / bandwidth of
-    the host link. Copies are made one after another, before the step they belong to. `abort_when_full`: a victim that does not
-    fit stops the run, as vLLM V0 does; otherwise it is preempted for recomputation.
+    `seconds_per_block` is bytes of a block (all GPUs of the replica copy their shards at once: a shard's bytes) /
+    bandwidth of the host link. Copies are made one after another, before the step they belong to. `abort_when_full`: a
+    victim that does not fit stops the run, as vLLM V0 does; otherwise it is preempted for recomputation.
     """
 
     num_blocks: int

@@ -49,6 +49,7 @@ class Demand:
     output: FloatArray
     span: float  # seconds from first to last arrival
     shares_prefixes: bool
+    arrival: FloatArray
 
     @classmethod
     def of(cls, workload: Workload) -> Demand:
@@ -56,7 +57,14 @@ class Demand:
         open_loop = workload.closed_loop is None and workload.previous is None
         span = float(np.ptp(workload.arrival_time)) if open_loop and len(workload) > 1 else 0.0
         prompt, output = (a.astype(np.float64) for a in (workload.num_prompt_tokens, workload.num_output_tokens))
-        return cls(prompt, output, span, workload.hash_ids is not None)
+        return cls(prompt, output, span, workload.hash_ids is not None, workload.arrival_time)
+
+    def busiest(self, size: int) -> float:
+        """When the `size` successive requests begin that bring the most tokens a second."""
+        tokens = np.concatenate([[0.0], np.cumsum(self.prompt + self.output)])
+        brought = tokens[size:] - tokens[:-size]
+        taken = self.arrival[size - 1 :] - self.arrival[: len(self.arrival) - size + 1]
+        return float(self.arrival[int(np.argmax(brought / np.maximum(taken, 1e-9)))])
 
 
 def bounds_of(config: ExperimentConfig, demand: Demand) -> Bounds:

@@ -48,7 +48,7 @@ class PlanOutcome:
 
 
 @dataclass
-class _Planner:
+class Planner:
     """What the steps of a plan share."""
 
     plan: Plan
@@ -71,10 +71,10 @@ class _Planner:
         return [trial if trial is not None else next(whole) for trial in refuted]
 
     def _screen(self, wave: list[tuple[Candidate, int]]) -> list[Trial | None]:
-        """For each of a wave the trial that the first requests of a trace decide against it, or None.
+        """For each of a wave the trial that the busiest part of a trace decides against it, or None.
 
-        The latencies of the first requests are no better with the rest of the trace behind them. So when as many of
-        them are late as may be late in all, the whole run need not be made.
+        The latencies of that part are no better with the rest of the trace around it. So when more of its requests are
+        late than may be late in all, the whole run need not be made.
         """
         size, allowed = self.screen_size()
         if size == 0:
@@ -91,13 +91,15 @@ class _Planner:
         late = round((1 - summary["slo_attainment"]) * summary["num_requests"])
         if late <= allowed:
             return None
-        note = f"of the first {size:,} requests {late:,} miss a target, more than the {int(allowed):,} that may in all"
+        note = (
+            f"of the busiest {size:,} requests {late:,} miss a target, more than the {int(allowed):,} that may in all"
+        )
         return Trial(replicas, False, note=note)
 
     def screen_size(self) -> tuple[int, float]:
         """Requests of a screening run, and how many of all may be late; 0 where a part would tell nothing."""
         objectives, total = read_slo(self.plan.config.slo), len(self.demand.prompt)
-        is_plain = set(self.plan.workload) <= {"trace", "format", "limit", "rate_scale", "start", "end"}
+        is_plain = set(self.plan.workload) <= {"trace", "format", "limit", "rate_scale"}
         attainment = objectives[0].attainment if len(objectives) == 1 else None
         if total < _LEAST_SCREENED or not is_plain or "trace" not in self.plan.workload or attainment is None:
             return 0, 0.0
@@ -127,10 +129,12 @@ class _Planner:
     def config(
         self, candidate: Candidate, replicas: int, seed: int, load: float = 1.0, limit: int | None = None
     ) -> ExperimentConfig:
-        """The experiment of a trial, of the first `limit` requests of a trace only."""
+        """The experiment of a trial, of the busiest `limit` requests of a trace only."""
         values = self.plan.experiment(candidate.values, replicas, seed, load)
         if limit is not None:
-            values["workload"] = {**values["workload"], "limit": limit}
+            workload = values["workload"]
+            start = self.demand.busiest(limit) * workload.get("rate_scale", 1.0)
+            values["workload"] = {**workload, "start": start, "limit": limit}
         return experiment_from_values(values, self.plan.base_dir, self.plan.file.name)
 
     def _job(self, candidate: Candidate, replicas: int, seed: int, load: float, limit: int | None = None) -> Job:
@@ -151,7 +155,7 @@ def make_plan(
     candidates, demand = _candidates(plan)
     with study_folder(directory, MARK, RESULT, resume) as folder, keep_workers(workers or Workers()) as kept:
         _write_mark(folder, plan)
-        planner = _Planner(plan, demand, folder, kept, progress)
+        planner = Planner(plan, demand, folder, kept, progress)
         search = Search(candidates, plan.config.max_replicas, 2 * kept.count)
         winner, verified = _search(planner, search)
         document = _document(planner, candidates, winner, verified)
@@ -244,7 +248,7 @@ def gpu_price(plan: Plan, gpu: HardwareProfile) -> float:
 # --- search and what follows it ---
 
 
-def _search(planner: _Planner, search: Search) -> tuple[Candidate | None, Trial | None]:
+def _search(planner: Planner, search: Search) -> tuple[Candidate | None, Trial | None]:
     """The winner, and what it did when simulated afresh with other seeds; one that fails then is not the winner."""
     while True:
         winner = search.run(planner.ask)
@@ -258,7 +262,7 @@ def _search(planner: _Planner, search: Search) -> tuple[Candidate | None, Trial 
         search.refute(winner)
 
 
-def knee(planner: _Planner, winner: Candidate) -> float | None:
+def knee(planner: Planner, winner: Candidate) -> float | None:
     """Load, in multiples of the plan's, up to which the winner meets the SLO; None where load has no scale.
 
     By doubling the step and halving it again; a load that it holds at `_MOST_LOAD` is the answer then.
@@ -279,7 +283,7 @@ def knee(planner: _Planner, winner: Candidate) -> float | None:
 
 
 def _document(
-    planner: _Planner, candidates: list[Candidate], winner: Candidate | None, verified: Trial | None
+    planner: Planner, candidates: list[Candidate], winner: Candidate | None, verified: Trial | None
 ) -> dict[str, Any]:
     plan, demand = planner.plan, planner.demand
     rows = [candidate_row(c, winner, _money(planner, c)) for c in candidates]
@@ -306,7 +310,7 @@ def _document(
     }
 
 
-def _winner(planner: _Planner, winner: Candidate, verified: Trial | None) -> dict[str, Any]:
+def _winner(planner: Planner, winner: Candidate, verified: Trial | None) -> dict[str, Any]:
     assert winner.high is not None
     config = planner.config(winner, winner.high, planner.plan.config.seed)
     trial = winner.trial(winner.high)
@@ -341,7 +345,7 @@ def calibration_error(config: ExperimentConfig) -> dict[str, float] | None:
     return {name: max(float(row[name]) for row in rows) for name in ("median", "p90")}
 
 
-def _money(planner: _Planner, candidate: Candidate) -> dict[str, Any]:
+def _money(planner: Planner, candidate: Candidate) -> dict[str, Any]:
     """Price of one replica, and what the summaries of its decisive trial make of it."""
     if candidate.problem is not None and not candidate.trials:
         return {}

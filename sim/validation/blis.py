@@ -51,6 +51,7 @@ def pool_of(run: pd.Series) -> dict[str, object]:
         "scheduler": {
             "max_num_seqs": int(run["max_num_seqs"]),
             "max_num_batched_tokens": int(run["max_num_batched_tokens"]),
+            "scheduler_reserve_full_isl": False,  # came with a later version
         },
         "kv_cache": {"num_blocks": int(run["kv_blocks_gpu"]), "block_size": int(run["kv_block_size"])},
     }

@@ -19,16 +19,17 @@ import numpy as np
 from sim.cost.profile import load_fitted
 from sim.errors import InputError
 from sim.hardware import load_gpu
-from sim.validation.case import Case, Observed
+from sim.validation.case import Case, Observed, relative_errors, request_metrics
 from sim.validation.replay import ENGINE, Prediction, Replay, predict, replay
 from sim.workload.rows import select_rows
 
 if TYPE_CHECKING:
-    from sim.units import FloatArray
+    from sim.units import FloatArray, IntArray
 
 SIMULATED = ("small_ops_scale", "mixed_step_per_layer", "eager_step_per_layer")  # change the course of a run
 CLIENT = ("client_latency", "client_latency_per_sequence")  # add to TTFT afterwards
 CONSTANTS = (*SIMULATED, *CLIENT)
+SAMPLER = ("sampler", "sampler_per_logit")  # can only be told on models that are sampled with top_p or top_k
 STAGE_REQUESTS = 1500  # of each stage are simulated for a fit
 TRAILING = 250  # of them only keep up the load: not compared
 # Of time per token, TTFT, and TTFT of cold prompts: repeated runs agree within 0.3, 1 and several per cent.
@@ -36,7 +37,7 @@ WEIGHTS = (1.0, 0.5, 0.25)
 COLD = slice(50, 100)  # rows of a run whose prompts are new while the server is warm
 STEP = 0.1  # relative step of the difference quotients
 CONVERGED = 0.01  # relative change of every constant
-MOST_ROUNDS = 3
+MOST_ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class ServerFit:
 
     values: dict[str, float]
     standard_errors: dict[str, float]
-    correlations: FloatArray  # in the order of `CONSTANTS`
+    correlations: FloatArray  # in the order of `values`
     condition: float  # of the scaled problem
     residual: float  # root mean square of the relative errors that were fitted
     num_residuals: int
@@ -59,36 +60,43 @@ class ServerFit:
         keep = np.array([owner != model for owner in self.owners])
         if not keep.any():
             raise InputError(f"no run is left when those of {model} are taken out")
-        start = np.array([self.values[name] for name in CONSTANTS])
-        step = _solve(self.jacobian[keep], self.residuals[keep], start)
-        return dict(zip(CONSTANTS, _positive(start + step).tolist(), strict=True))
+        names = tuple(self.values)
+        start = np.array(list(self.values.values()))
+        step = _solve(self.jacobian[keep], self.residuals[keep], names, start)
+        return dict(zip(names, _positive(start + step).tolist(), strict=True))
 
 
-def fit_server_constants(cases: Sequence[Case], progress: Callable[[str], None] | None = None) -> ServerFit:
-    """Fit `CONSTANTS` on runs that were measured request by request, starting from the profile's own.
+def fit_server_constants(
+    cases: Sequence[Case],
+    progress: Callable[[str], None] | None = None,
+    *,
+    names: tuple[str, ...] = CONSTANTS,
+    others: Mapping[str, float] | None = None,
+) -> ServerFit:
+    """Fit the constants `names`, starting from the profile's own; `others` are held at the values given.
 
-    Overloaded runs must not be among them (their latencies multiply every error). Raises `InputError` for runs without
-    measured requests or fewer residuals than constants.
+    Runs that were measured request by request are shortened; of others the means are compared, over the first seed.
+    Overloaded runs must not be among them (their latencies multiply every error). Raises `InputError` for fewer
+    residuals than constants.
     """
-    for case in cases:
-        if case.requests is None:
-            raise InputError(f"{case.key}: has no measured requests to fit on")
-    cases = [shortened(case) for case in cases]
-    values = _start(cases)
+    cases = [case if case.requests is None else shortened(case) for case in cases]
+    start = _start(cases) | dict(others or {})
+    values = np.array([start[name] for name in names])
     say = progress or (lambda text: None)
-    jacobian, residuals, owners, rounds = np.empty((0, 0)), np.empty(0), (), 0
+    jacobian, residuals, rounds = np.empty((0, 0)), np.empty(0), 0
+    owners: tuple[str, ...] = ()
     for rounds in range(1, MOST_ROUNDS + 1):
-        jacobian, residuals, owners = _linearised(cases, values, say)
-        if len(residuals) < len(CONSTANTS):
-            raise InputError(f"{len(residuals)} measured values cannot fix {len(CONSTANTS)} constants")
-        step = _solve(jacobian, residuals, values)
+        jacobian, residuals, owners = _linearised(cases, names, values, start, say)
+        if len(residuals) < len(names):
+            raise InputError(f"{len(residuals)} measured values cannot fix {len(names)} constants")
+        step = _solve(jacobian, residuals, names, values)
         moved = _positive(values + step)
         change = np.max(np.abs(moved - values) / np.maximum(np.abs(values), 1e-12))
         values, residuals = moved, residuals + jacobian @ (moved - values)
-        say(f"round {rounds}: " + ", ".join(f"{n} {v:.3g}" for n, v in zip(CONSTANTS, values, strict=True)))
+        say(f"round {rounds}: " + ", ".join(f"{n} {v:.3g}" for n, v in zip(names, values, strict=True)))
         if change < CONVERGED:
             break
-    return _fit(values, jacobian, residuals, owners, rounds)
+    return _fit(names, values, jacobian, residuals, owners, rounds)
 
 
 def leave_one_model_out(cases: Sequence[Case], fit: ServerFit) -> list[Prediction]:
@@ -97,20 +105,24 @@ def leave_one_model_out(cases: Sequence[Case], fit: ServerFit) -> list[Predictio
     return [predict(case, constants=by_model[case.model]) for case in cases]
 
 
-def _start(cases: Sequence[Case]) -> FloatArray:
+def _start(cases: Sequence[Case]) -> dict[str, float]:
     if not cases:
         raise InputError("no runs to fit the server constants on")
     constants = load_fitted(load_gpu(cases[0].gpu).name).engines[ENGINE]
-    return np.array([float(getattr(constants, name)) for name in CONSTANTS])
+    return {name: float(getattr(constants, name)) for name in (*CONSTANTS, *SAMPLER)}
 
 
 def _linearised(
-    cases: Sequence[Case], values: FloatArray, say: Callable[[str], None]
+    cases: Sequence[Case],
+    names: tuple[str, ...],
+    values: FloatArray,
+    start: Mapping[str, float],
+    say: Callable[[str], None],
 ) -> tuple[FloatArray, FloatArray, tuple[str, ...]]:
     """Jacobian and residuals of all cases at `values`, and the model of each residual."""
     jacobians, residuals, owners = [], [], []
     for case in cases:
-        jacobian, residual = _case_linearised(case, values)
+        jacobian, residual = _case_linearised(case, names, values, start)
         jacobians.append(jacobian)
         residuals.append(residual)
         owners += [case.model] * len(residual)
@@ -118,15 +130,17 @@ def _linearised(
     return np.concatenate(jacobians), np.concatenate(residuals), tuple(owners)
 
 
-def _case_linearised(case: Case, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-    base = _residuals(case, values)
+def _case_linearised(
+    case: Case, names: tuple[str, ...], values: FloatArray, start: Mapping[str, float]
+) -> tuple[FloatArray, FloatArray]:
+    at = {**start, **dict(zip(names, values.tolist(), strict=True))}
+    base, run = _residuals(case, at)
     columns = []
-    for i, name in enumerate(CONSTANTS):
-        moved = values.copy()
-        moved[i] += STEP * max(values[i], _SCALES[name])
-        other = _residuals(case, moved, None if name in SIMULATED else base[1])
-        columns.append((other[0] - base[0]) / (moved[i] - values[i]))
-    return np.stack(columns, axis=1), base[0]
+    for name in names:
+        step = STEP * max(at[name], _SCALES[name])
+        other, _ = _residuals(case, {**at, name: at[name] + step}, run if name in CLIENT else None)
+        columns.append((other - base) / step)
+    return np.stack(columns, axis=1), base
 
 
 _SCALES = {  # steps where a constant is 0
@@ -135,17 +149,18 @@ _SCALES = {  # steps where a constant is 0
     "eager_step_per_layer": 1e-4,
     "client_latency": 5e-3,
     "client_latency_per_sequence": 5e-5,
+    "sampler": 1e-4,
+    "sampler_per_logit": 1e-10,
 }
 
 
-def _residuals(case: Case, values: FloatArray, run: Replay | None = None) -> tuple[FloatArray, Replay]:
+def _residuals(case: Case, constants: Mapping[str, float], run: Replay | None = None) -> tuple[FloatArray, Replay]:
     """Relative errors of one case, and its run without the client's latency (taken from `run` when given)."""
-    constants = dict(zip(CONSTANTS, values.tolist(), strict=True))
     base, each = (constants[name] for name in CLIENT)
     if run is None:
-        run = replay(case, constants=constants | dict.fromkeys(CLIENT, 0.0))
+        run = replay(case, constants={**constants, **dict.fromkeys(CLIENT, 0.0)})
     added = base + each * run.running_at_first_token
-    return compare(case, run.ttft + added, run.e2e + added), run
+    return compare(case, run.ttft + added, run.e2e + added, run.num_output_tokens), run
 
 
 def shortened(case: Case, most: int = STAGE_REQUESTS, trailing: int = TRAILING) -> Case:
@@ -153,7 +168,9 @@ def shortened(case: Case, most: int = STAGE_REQUESTS, trailing: int = TRAILING) 
     observed = case.requests
     assert observed is not None
     ends = (*observed.stage_starts[1:], len(observed.ttft))
-    rows, unseen, starts = [], [], [0]
+    rows: list[int] = []
+    unseen: list[bool] = []
+    starts = [0]
     for start, end in zip(observed.stage_starts, ends, strict=True):
         stop = min(end, start + most)
         rows += range(start, stop)
@@ -168,10 +185,18 @@ def shortened(case: Case, most: int = STAGE_REQUESTS, trailing: int = TRAILING) 
     )
 
 
-def compare(case: Case, ttft: FloatArray, e2e: FloatArray) -> FloatArray:
-    """Weighted relative errors to make small: by stage time per token and median TTFT; TTFT of cold prompts."""
-    observed = case.requests
-    assert observed is not None
+def compare(case: Case, ttft: FloatArray, e2e: FloatArray, outputs: IntArray) -> FloatArray:
+    """Weighted relative errors to make small: by stage time per token and median TTFT; TTFT of cold prompts.
+
+    Where only means were measured: time per token and mean TTFT.
+    """
+    if case.requests is None:
+        errors = relative_errors(request_metrics(ttft, e2e, outputs), case.measured)
+        return np.array([WEIGHTS[0] * errors["tpot.mean"], WEIGHTS[1] * errors["ttft.mean"]])
+    return _compare_requests(case.requests, ttft, e2e)
+
+
+def _compare_requests(observed: Observed, ttft: FloatArray, e2e: FloatArray) -> FloatArray:
     both = np.isfinite(observed.e2e) & np.isfinite(e2e)
     starts = (*observed.stage_starts, len(ttft))
     errors = []
@@ -186,15 +211,15 @@ def compare(case: Case, ttft: FloatArray, e2e: FloatArray) -> FloatArray:
     return np.array(errors)
 
 
-def _solve(jacobian: FloatArray, residuals: FloatArray, values: FloatArray) -> FloatArray:
+def _solve(jacobian: FloatArray, residuals: FloatArray, names: Sequence[str], values: FloatArray) -> FloatArray:
     """The Gauss-Newton step, columns scaled to the constants' own size."""
-    scale = _scale(values)
+    scale = _scale(names, values)
     step, *_ = np.linalg.lstsq(jacobian * scale, -residuals, rcond=None)
     return np.asarray(step * scale)
 
 
-def _scale(values: FloatArray) -> FloatArray:
-    return np.maximum(np.abs(values), [_SCALES[name] for name in CONSTANTS])
+def _scale(names: Sequence[str], values: FloatArray) -> FloatArray:
+    return np.maximum(np.abs(values), [_SCALES[name] for name in names])
 
 
 def _positive(values: FloatArray) -> FloatArray:
@@ -202,17 +227,22 @@ def _positive(values: FloatArray) -> FloatArray:
 
 
 def _fit(
-    values: FloatArray, jacobian: FloatArray, residuals: FloatArray, owners: Sequence[str], rounds: int
+    names: Sequence[str],
+    values: FloatArray,
+    jacobian: FloatArray,
+    residuals: FloatArray,
+    owners: Sequence[str],
+    rounds: int,
 ) -> ServerFit:
-    scale = _scale(values)
+    scale = _scale(names, values)
     scaled = jacobian * scale
-    freedom = max(len(residuals) - len(CONSTANTS), 1)
+    freedom = max(len(residuals) - len(names), 1)
     variance = float(residuals @ residuals) / freedom
     covariance = variance * np.linalg.pinv(scaled.T @ scaled)
     deviation = np.sqrt(np.diag(covariance))
     return ServerFit(
-        values=dict(zip(CONSTANTS, values.tolist(), strict=True)),
-        standard_errors=dict(zip(CONSTANTS, (deviation * scale).tolist(), strict=True)),
+        values=dict(zip(names, values.tolist(), strict=True)),
+        standard_errors=dict(zip(names, (deviation * scale).tolist(), strict=True)),
         correlations=covariance / np.outer(deviation, deviation),
         condition=float(np.linalg.cond(scaled)),
         residual=float(np.sqrt(np.mean(residuals**2))),
@@ -222,10 +252,3 @@ def _fit(
         owners=tuple(owners),
         rounds=rounds,
     )
-
-
-def as_table(fit: ServerFit) -> list[Mapping[str, float | str]]:
-    """Constants with standard errors, a row each."""
-    return [
-        {"constant": name, "value": fit.values[name], "standard_error": fit.standard_errors[name]} for name in CONSTANTS
-    ]

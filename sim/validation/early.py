@@ -9,11 +9,12 @@ host of a test bed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.cost.base import BatchShape, CostModel
+from sim.cost import ExplainingCostModel
+from sim.cost.base import BatchShape
 
 if TYPE_CHECKING:
     from sim.units import FloatArray
@@ -30,7 +31,7 @@ class HostTimes:
 class HostBoundCost:
     """A cost model whose steps wait for the host: max(GPU, host launches) + time per sequence."""
 
-    def __init__(self, gpu: CostModel, num_layers: int, host: HostTimes) -> None:
+    def __init__(self, gpu: ExplainingCostModel, num_layers: int, host: HostTimes) -> None:
         self._gpu = gpu
         self._floor = num_layers * host.per_layer
         self._per_sequence = host.per_sequence
@@ -45,7 +46,12 @@ class HostBoundCost:
         times = self._gpu.decode_times(num_sequences, context, max_context, num_steps)
         return np.asarray(np.maximum(times, self._floor) + num_sequences * self._per_sequence)
 
+    def breakdown(self, shape: BatchShape) -> dict[str, dict[str, float | str]]:
+        """The GPU's operations, and what the host adds to them; the seconds add up to `step_time`."""
+        parts = self._gpu.breakdown(shape)
+        waiting = self.step_time(shape) - self._gpu.step_time(shape)
+        return {**parts, "host": {"seconds": waiting, "flops": 0.0, "bytes": 0.0, "bound": "host"}}
+
     def extrapolation(self) -> list[str]:
         """What the GPU's model says about shapes outside its fit."""
-        notes: Any = getattr(self._gpu, "extrapolation", list)
-        return list(notes())
+        return self._gpu.extrapolation()

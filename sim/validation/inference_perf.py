@@ -67,7 +67,11 @@ def _case(name: str, row: pd.Series) -> Case:
             "gpu": str(row["gpu"]),
             "tensor_parallel": int(row["tp"]),
             "max_model_len": int(row["max_model_len"]),
-            "scheduler": {"max_num_seqs": int(row["max_num_seqs"]), "async_scheduling": False},
+            "scheduler": {
+                "max_num_seqs": int(row["max_num_seqs"]),
+                "async_scheduling": False,
+                "scheduler_reserve_full_isl": False,
+            },
             "kv_cache": {"prefix_caching": caching},
         },
         make_workload=lambda seed: _workload(stage, prompt, output, caching, seed),

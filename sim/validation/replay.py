@@ -99,7 +99,7 @@ def configuration(case: Case, seed: int = 1, constants: Mapping[str, float] | No
     engine = asdict(fitted or EngineConstants()) | dict(constants or {})
     pool = dict(case.pool)
     kind = {"kind": "roofline"} if fitted is None else {"kind": "fitted", "engine": ENGINE}
-    cost = kind | dict(pool.get("cost_model", {}))
+    cost: dict[str, Any] = {**kind, **pool.get("cost_model", {})}
     if cost["kind"] == "fitted" and case.host is None:  # an early engine has its own
         cost |= {name: value for name, value in (constants or {}).items() if not name.startswith("client_")}
     pool["cost_model"] = cost

@@ -10,7 +10,7 @@ import numpy as np
 
 from sim.validation.blocks import BlockCount
 from sim.validation.case import LeftOut
-from sim.validation.constants import CONSTANTS, ServerFit
+from sim.validation.constants import ServerFit
 from sim.validation.replay import Prediction
 from sim.validation.scores import OURS, Score, by_kind, by_set, reasons, scores
 
@@ -100,9 +100,9 @@ class Validation:
         rows = [
             [name, f"{self.fit.values[name]:.4g}", f"{self.fit.standard_errors[name]:.2g}"]
             + [f"{value:+.2f}" for value in self.fit.correlations[i]]
-            for i, name in enumerate(CONSTANTS)
+            for i, name in enumerate(self.fit.values)
         ]
-        header = ["constant", "value", "std. error", *(f"r{i + 1}" for i in range(len(CONSTANTS)))]
+        header = ["constant", "value", "std. error", *(f"r{i + 1}" for i in range(len(self.fit.values)))]
         return [
             *table(header, rows),
             f"{self.fit.num_residuals} residuals, root mean square {self.fit.residual:.2%}, condition "
@@ -213,7 +213,7 @@ def _fit_values(fit: ServerFit) -> dict[str, Any]:
     return {
         "values": fit.values,
         "standard_errors": fit.standard_errors,
-        "correlations": dict(zip(CONSTANTS, fit.correlations.tolist(), strict=True)),
+        "correlations": dict(zip(fit.values, fit.correlations.tolist(), strict=True)),
         "condition": fit.condition,
         "residual": fit.residual,
         "num_residuals": fit.num_residuals,

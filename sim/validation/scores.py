@@ -56,10 +56,9 @@ def by_set(prediction: Prediction) -> list[str]:
 def by_kind(prediction: Prediction) -> list[str]:
     """Its model, GPU and workload, within its data set."""
     case = prediction.case
-    if case.dataset in ("splitwise", "trtllm", "silicon_sample"):
-        names = (f"model {_short(case.model)}", f"GPU {case.gpu}")
-    else:
-        names = (f"model {_short(case.model)}", f"GPU {case.gpu}", f"workload {case.workload}")
+    names = [f"model {_short(case.model)}", f"GPU {case.gpu}"]
+    if case.dataset not in ("splitwise", "trtllm", "silicon_sample"):  # there it is a grid of lengths
+        names.append(f"workload {case.workload}")
     return [f"{case.dataset}: {name}" for name in names]
 
 

@@ -116,8 +116,9 @@ def _case(row: pd.Series, model: str) -> Case:
 def _workload(isl: int, osl: int, concurrency: int, fixed: bool, seed: int) -> Workload:
     num = max(3 * concurrency, min(REQUESTS_PER_CLIENT * concurrency, ENOUGH_REQUESTS))
     if fixed:
-        return closed_loop(*(np.full(num, size, dtype=np.int64) for size in (isl, osl)), concurrency)
+        prompt, output = (np.full(num, size, dtype=np.int64) for size in (isl, osl))
+        return closed_loop(prompt, output, concurrency)
     rng = Seeds(seed).generator("validation", "lengths")
     low, high = NOMINAL_SHARE
-    lengths = (np.maximum(np.rint(rng.uniform(low * n, high * n, num)), 1).astype(np.int64) for n in (isl, osl))
-    return closed_loop(*lengths, concurrency)
+    prompt, output = (np.maximum(np.rint(rng.uniform(low * n, high * n, num)), 1).astype(np.int64) for n in (isl, osl))
+    return closed_loop(prompt, output, concurrency)

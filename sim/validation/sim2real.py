@@ -123,6 +123,7 @@ def _pool(run: pd.Series) -> dict[str, object]:
         "scheduler": {
             "max_num_seqs": integer(run["max_num_seqs"]) or 128,
             "max_num_batched_tokens": int(run["max_num_batched_tokens"]),
+            "scheduler_reserve_full_isl": False,  # came with a later version
         },
         "kv_cache": {"num_blocks": integer(run["kv_blocks_gpu"]), "gpu_memory_utilization": utilization},
     }

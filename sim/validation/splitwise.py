@@ -29,12 +29,12 @@ def collect(folder: Path) -> Collected:
     """The cells of machines at full power."""
     rows = read_table(folder / "perf_model.csv", _COLUMNS)
     found = Collected()
-    for key, group in rows.groupby(list(_KEY), sort=False):
-        model, hardware, parallel, prompt, batch, tokens = key
+    for _, group in rows.groupby(list(_KEY), sort=False):
+        model, hardware, parallel, prompt, batch, tokens = group.iloc[0][list(_KEY)]
         name = f"{model}-{hardware}-tp{parallel}-{prompt}x{batch}-{tokens}"
         if hardware not in _GPUS:
             found.left_out.append(LeftOut("splitwise", name, "power-capped machine"))
-        elif tokens > MAX_OUTPUT:
+        elif int(tokens) > MAX_OUTPUT:
             found.left_out.append(LeftOut("splitwise", name, "generation stopped before the stated length"))
         else:
             found.cases.append(_case(name, group))

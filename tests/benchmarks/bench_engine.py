@@ -3,9 +3,10 @@
     python tests/benchmarks/bench_engine.py [B1 B2 B3 B4 startup flat router] [--fast] [--step-by-step] [--out table.md]
 
 Every measurement is a process of its own. Machines differ and are shared, so each process also counts bare SimPy
-timeouts right before and right after it simulates: the scaled time is seconds * (timeouts per second) / 600,000, the
-rate of the machine on which the goals were set. Simulation seconds are those of the event loop; start-up (interpreter
-and imports + reading or drawing the workload, tables, replicas) and results (metrics, files) stand apart.
+timeouts right before and right after it simulates, both by the CPU time that the process was given: the scaled time
+is CPU seconds * (timeouts per CPU second) / 600,000, the rate of the machine on which the goals were set. Simulation
+seconds are wall seconds of the event loop; start-up (interpreter and imports + reading or drawing the workload,
+tables, replicas) and results (metrics, files) stand apart.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Case:
         """The same with at most so many requests."""
         key = "limit" if "trace" in self.workload else "num_requests"
         workload = {**self.workload, key: min(requests, self.workload.get(key, requests))}
-        return Case(self.name, self.title, self.replicas, workload, self.goal, 1, min(self.part, requests))
+        return replace(self, workload=workload, runs=1, part=min(self.part, requests))
 
     def missing(self) -> str | None:
         """Why the case cannot be run here; None if it can."""
@@ -102,7 +103,8 @@ class Measurement:
     skipped: float  # share of the steps
     import_seconds: float  # interpreter and imports
     build_seconds: float  # workload, tables of the cost model, replicas
-    seconds: float  # simulation
+    seconds: float  # simulation, wall
+    cpu_seconds: float  # simulation, CPU of this process
     results_seconds: float
     peak_memory: int
     timeout_rate: float  # SimPy timeouts per second, mean of before and after
@@ -110,14 +112,14 @@ class Measurement:
     scaled: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.scaled = self.seconds * self.timeout_rate / REFERENCE_RATE
+        self.scaled = self.cpu_seconds * self.timeout_rate / REFERENCE_RATE
 
 
 # --- in the process that measures -------------------------------------------------------------------------------------
 
 
 def timeout_rate(count: int = TIMEOUTS) -> float:
-    """Bare SimPy timeouts per second."""
+    """Bare SimPy timeouts per second of CPU time."""
     import simpy
 
     def sleeper(env: simpy.Environment) -> Any:
@@ -126,9 +128,9 @@ def timeout_rate(count: int = TIMEOUTS) -> float:
 
     env = simpy.Environment()
     env.process(sleeper(env))
-    started = time.perf_counter()
+    started = time.process_time()
     env.run()
-    return count / (time.perf_counter() - started)
+    return count / (time.process_time() - started)
 
 
 def measure(experiment: dict[str, Any], started: float, step_by_step: bool = False) -> tuple[Measurement, Path]:
@@ -142,7 +144,9 @@ def measure(experiment: dict[str, Any], started: float, step_by_step: bool = Fal
     simulation = prepare(config, options)
     built = time.time()
     before = timeout_rate()
+    wall, cpu = time.perf_counter(), time.process_time()
     result = simulation.run()
+    share = (time.process_time() - cpu) / (time.perf_counter() - wall)  # of a core that this process was given
     after = timeout_rate()
     simulated = time.time()
     outcome = conclude(result, simulation.workload, config, options)
@@ -152,7 +156,8 @@ def measure(experiment: dict[str, Any], started: float, step_by_step: bool = Fal
     write(outcome, folder)
     steps = outcome.summary["num_steps"]
     skipped = sum(replica.num_skipped_steps for replica in result.replicas) / steps
-    times = (imported - started, built - imported, result.wall_seconds, time.time() - simulated)
+    loop = result.wall_seconds
+    times = (imported - started, built - imported, loop, loop * share, time.time() - simulated)
     return Measurement(len(simulation.workload), steps, skipped, *times, peak_memory(), (before + after) / 2), folder
 
 
@@ -173,10 +178,10 @@ def measure_router(experiment: dict[str, Any], decisions: int = 20_000) -> dict[
     simulation = prepare(experiment_from_values(experiment, ROOT), RunOptions())
     cluster, seq = simulation.cluster, simulation.columns.sequence(0, 0.0)
     before = timeout_rate()
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(decisions):
         cluster.outstanding_requests[cluster.router.route(seq, cluster, 0.0)] += 1
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     rate = (before + timeout_rate()) / 2
     return {"replicas": len(cluster.replicas), "microseconds": seconds / decisions * 1e6, "timeout_rate": rate}
 
@@ -230,11 +235,12 @@ def case_row(case: Case, with_ratio: bool) -> dict[str, str]:
         "skipped": f"{got.skipped:.1%}",
         "start-up s": f"{got.import_seconds:.2f} + {got.build_seconds:.2f}",
         "simulation s": f"{got.seconds:.2f}",
-        "timeouts/s": f"{got.timeout_rate:,.0f}",
+        "CPU s": f"{got.cpu_seconds:.2f}",
+        "timeouts/CPU s": f"{got.timeout_rate:,.0f}",
         "scaled s": f"{got.scaled:.2f}",
         "goal s": "-" if case.goal is None else f"{case.goal:g}",
-        "requests/s": f"{got.requests / got.seconds:,.0f}",
-        "steps/s": f"{got.steps / got.seconds:,.0f}",
+        "requests/s": f"{got.requests / got.scaled:,.0f}",
+        "steps/s": f"{got.steps / got.scaled:,.0f}",
         "results s": f"{got.results_seconds:.2f}",
         "peak GiB": f"{got.peak_memory / GIB:.2f}",
         "scaled s of each run": got.note,
@@ -268,8 +274,7 @@ def router_rows() -> list[dict[str, str]]:
     """One decision of least_outstanding_requests among 256 replicas."""
     got = spawn("router", Case("router", "router", 256, poisson(10, 256)))
     scaled = got["microseconds"] * got["timeout_rate"] / REFERENCE_RATE
-    rate = f"{got['timeout_rate']:,.0f}"
-    return [{"replicas": f"{got['replicas']}", "scaled us a decision": f"{scaled:.2f}", "timeouts/s": rate}]
+    return [{"replicas": f"{got['replicas']}", "scaled us a decision": f"{scaled:.2f}"}]
 
 
 def startup_rows(runs: int) -> list[dict[str, str]]:
@@ -295,11 +300,11 @@ def table(title: str, rows: Sequence[dict[str, str]]) -> str:
     return "\n".join([f"## {title}", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head), *lines, ""])
 
 
-def tables(wanted: Iterable[str], fast: bool, with_ratio: bool) -> list[str]:
+def tables(wanted: Iterable[str], cases: Sequence[Case], fast: bool, with_ratio: bool) -> list[str]:
     """The tables of everything that was asked for; also printed as they come."""
     names = set(wanted)
     rows = []
-    for case in (case for case in CASES if case.name in names):
+    for case in (case for case in cases if case.name in names):
         reason = case.missing()
         if reason:
             print(reason, file=sys.stderr)
@@ -323,6 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default: all")
     parser.add_argument("--fast", action="store_true", help="small sizes, seconds instead of minutes")
     parser.add_argument("--step-by-step", action="store_true", help="compare a part of each workload with stepping")
+    parser.add_argument("--runs", type=int, help="runs of each case, of which the median is shown; default 3 (B4: 1)")
     parser.add_argument("--out", type=Path, help="write the tables to this file, too")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
@@ -332,7 +338,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     unknown = set(given.names) - set(known)
     if unknown:
         parser.error(f"unknown {', '.join(sorted(unknown))}; known: {', '.join(known)}")
-    text = "\n".join(tables(given.names or known, given.fast, given.step_by_step))
+    cases = [replace(case, runs=given.runs or case.runs) for case in CASES]
+    text = "\n".join(tables(given.names or known, cases, given.fast, given.step_by_step))
     print(text)
     if given.out:
         given.out.write_text(text, encoding="utf-8")

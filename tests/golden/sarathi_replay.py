@@ -24,7 +24,9 @@ def params_of(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         return "static", {"padded": False, "extra_tokens": 1}
     if name == "sarathi" and config.get("dynamic_chunking"):
         chunks = config["dynamic_chunking"]
-        return "sarathi", {f"dynamic_chunk_{key}": chunks[key] for key in ("low", "high", "max_tokens", "stages")} | restarts
+        return "sarathi", {
+            f"dynamic_chunk_{key}": chunks[key] for key in ("low", "high", "max_tokens", "stages")
+        } | restarts
     return name, restarts
 
 

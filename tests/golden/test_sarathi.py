@@ -1,4 +1,4 @@
-"""The schedulers of the Sarathi tree against recordings of the real ones (Sarathi-Serve 96f9911), every field of every step."""
+"""The schedulers of the Sarathi tree against recordings of the real ones (96f9911), every field of every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay of a recorded scenario of a synchronous engine (vLLM V0, the Sarathi tree) on one replica, step clock of 1 s."""
+"""Replay of a recorded scenario of a synchronous engine (vLLM V0, the Sarathi tree) on one replica, steps of 1 s."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class Step:
     """What one scheduling call did; requests by name."""
 
     time: float
-    scheduled: list[tuple[str, int]]  # in batch order: new prompts, running ones, swapped-in ones, decodes, swapped-in decodes
+    scheduled: list[
+        tuple[str, int]
+    ]  # in batch order: new prompts, running ones, swapped-in ones, decodes, swapped-in decodes
     prefill: list[str]
     lists: dict[str, list[str]]  # running, waiting, swapped; admitted, preempted, swapped_out, swapped_in, dropped
     free_blocks: int

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 import policies
@@ -32,8 +32,13 @@ UNIQUE = 1_000_000  # tokens of one request alone start at UNIQUE * (row + 1)
 
 
 def examples(number: int) -> settings:
-    """`number` reproducible examples; as many random ones as SERVESIM_PROPERTY_EXAMPLES says where it is set."""
+    """`number` reproducible examples; as many random ones as SERVESIM_PROPERTY_EXAMPLES says where it is set.
+
+    Only then is a failure made smaller, which can take minutes.
+    """
+    phases = [Phase.explicit, Phase.generate, *([Phase.shrink] if EXAMPLES else [])]
     return settings(
+        phases=phases,
         max_examples=EXAMPLES or number,
         deadline=None,
         derandomize=not EXAMPLES,

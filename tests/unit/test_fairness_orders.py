@@ -93,6 +93,21 @@ def test_nobody_overtakes_a_request_that_has_waited_max_wait() -> None:
     assert all(started[row] < 20.5 for row in overtaken)
 
 
+def test_ageing_lets_a_request_outrank_later_ones_of_better_priority() -> None:
+    """Priority 2 with 10 s a level: overtaken only by requests of priority 0 that arrive less than 20 s after it."""
+    rows, arrivals = [(4, 5), (4, 3), *[(4, 3)] * 40], [0.0, 0.5, *[1.0 + 2 * i for i in range(40)]]
+    priority = [0, 2, *[0] * 40]
+    result = run_rows(
+        rows, num_seqs=1, scheduler=Sorted(key="priority", ageing=10.0), arrivals=arrivals, priority=priority
+    )
+    started = result.requests["first_scheduled_time"]
+    overtakers = [row for row in range(2, 42) if started[row] < started[1]]
+    assert overtakers
+    assert max(arrivals[row] for row in overtakers) < 0.5 + 20.0
+    strict = run_rows(rows, num_seqs=1, scheduler=Sorted(key="priority"), arrivals=arrivals, priority=priority)
+    assert strict.requests["first_scheduled_time"][1] > 100.0
+
+
 def test_mlfq_lets_short_requests_pass_a_long_one() -> None:
     """One slot, quantum 4. The long one sinks a level after 4 and 12 tokens and gives way to whoever comes."""
     rows, arrivals = [(4, 60), (4, 3), (4, 3)], [0.0, 6.0, 14.0]
@@ -195,6 +210,7 @@ FAIR = {
     "lpm": lambda: Sorted(key="lpm"),
     "least_slack": lambda: Sorted(key="least_slack"),
     "srpt": lambda: Sorted(key="srpt"),
+    "ageing": lambda: Sorted(key="priority", ageing=8.0),
     "edf_bounded": lambda: Sorted(key="edf", class_deadlines={}, max_wait=0.0),
 }
 

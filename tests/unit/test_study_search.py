@@ -7,15 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.errors import InputError
-from sim.study.plan import _candidates
+from sim.study.bounds import Demand
+from sim.study.folder import study_folder
+from sim.study.plan import Planner, _candidates
 from sim.study.plan_config import load_plan, scaled
 from sim.study.search import Candidate, Key, Search, Trial
+from sim.study.sweep import Workers
 
 
 def candidate(index: int, price: float, low: int = 0) -> Candidate:
@@ -179,3 +183,28 @@ def test_the_work_asks_for_replicas_in_proportion_to_the_load(write_plan: Write)
 def test_a_wrong_plan_is_refused(changes: dict[str, Any], words: str, write_plan: Write) -> None:
     with pytest.raises(InputError, match=words):
         candidates_of(write_plan(**changes))
+
+
+def test_the_busiest_part_is_where_most_tokens_a_second_arrive() -> None:
+    arrival = np.concatenate([np.arange(0, 100, 1.0), np.arange(100, 110, 0.1), np.arange(110, 210, 1.0)])
+    demand = Demand(np.full(300, 10.0), np.full(300, 5.0), 209.0, False, arrival)
+    assert demand.busiest(80) == pytest.approx(100.0, abs=2.1)
+    assert demand.busiest(300) == 0.0
+
+
+def test_a_screening_run_is_a_part_of_the_trace_that_refutes_only_beyond_what_may_be_late(tmp_path: Path) -> None:
+    rows = [f"{0.01 * i:.3f},{200},{20}" for i in range(2500)]
+    (tmp_path / "t.csv").write_text("arrival_time,num_prompt_tokens,num_output_tokens\n" + "\n".join(rows) + "\n")
+    path = tmp_path / "plan.yaml"
+    slo = {"ttft": 0.2, "attainment": 0.9}
+    path.write_text(yaml.safe_dump({**PLAN, "workload": {"trace": "t.csv", "rate_scale": 2.0}, "slo": slo}))
+    plan = load_plan(path)
+    (found,), demand = _candidates(plan)
+    with study_folder(tmp_path / "o", "plan.yaml", "plan.json", False) as folder:
+        planner = Planner(plan, demand, folder, Workers(1), None)
+        assert planner.screen_size() == (500, pytest.approx(250.0))
+        config = planner.config(found, 1, 1, limit=500)
+        assert (config.workload.limit, config.workload.rate_scale) == (500, 2.0)
+        (trial,) = planner.ask([(found, 1)])
+        whole = planner.simulate([(found, 1, planner.seeds(), 1.0)])[0]
+    assert trial.met == whole.met

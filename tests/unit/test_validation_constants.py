@@ -58,7 +58,7 @@ def test_the_constants_of_a_simulated_server_are_found_again(case: Case) -> None
         _measured_by_simulation(case, 100, 60, 0.03, model="llama-3.1-8b"),
     ]
     fit = fit_server_constants(cases)
-    assert fit.residual < 5e-3
+    assert fit.residual < 1e-2
     for name in CONSTANTS:
         most = 0.35 if name == "client_latency_per_sequence" else 0.15  # a few sequences run at a time
         assert fit.values[name] == pytest.approx(TRUTH[name], rel=most), name
@@ -75,9 +75,10 @@ def test_a_fit_on_fewer_values_than_constants_is_refused(case: Case) -> None:
         fit_server_constants([single])
 
 
-def test_a_run_without_measured_requests_is_refused(case: Case) -> None:
-    with pytest.raises(InputError, match="no measured requests"):
-        fit_server_constants([replace(case, requests=None)])
+def test_of_a_run_without_requests_the_means_are_compared(case: Case) -> None:
+    means = replace(case, requests=None, measured={"ttft.mean": 0.02, "tpot.mean": 0.01})
+    errors = compare(means, np.full(3, 0.03), np.full(3, 0.03 + 0.19), np.full(3, 20))
+    assert errors == pytest.approx([0.0, 0.25])  # TTFT half again as long, at half the weight
 
 
 def test_a_shortened_run_has_the_head_of_each_stage_and_compares_less(case: Case) -> None:
@@ -92,6 +93,7 @@ def test_a_shortened_run_has_the_head_of_each_stage_and_compares_less(case: Case
 
 def test_a_perfect_prediction_has_no_residual(case: Case) -> None:
     assert case.requests is not None
-    assert np.allclose(compare(case, case.requests.ttft, case.requests.e2e), 0.0)
-    slower = compare(case, case.requests.ttft * 1.1, case.requests.e2e)
+    outputs = np.full(validation_data.NUM_REQUESTS, 20)
+    assert np.allclose(compare(case, case.requests.ttft, case.requests.e2e, outputs), 0.0)
+    slower = compare(case, case.requests.ttft * 1.1, case.requests.e2e, outputs)
     assert slower.max() > 0 > slower.min()  # a later first token leaves less time for the others

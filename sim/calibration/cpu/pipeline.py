@@ -37,7 +37,7 @@ class Plan:
     num_train: int = 60
     num_held_out: int = 30
     rounds: int = 4  # half before the real run, half after it
-    num_requests: int = 100
+    num_requests: int = 80
     load: float = 0.2  # arrival rate as a share of what the simulation says can be served
     seed: int = 0
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from sim.calibration.fit import Outcome, fit_decode, fit_gemm, fit_prefill, fit_small
 from sim.calibration.measure.records import parse_shape
+from sim.calibration.origin import OWN_KEY
 from sim.calibration.profile import ENGINES, SMALL_OPS, Tables, kernel_values
 from sim.calibration.tables import rows_of
 from sim.cost.kernels import DecodeKernel
@@ -32,7 +33,6 @@ NOT_MEASURED = (
     "shape of the formulas carry over, peaks of attention do not",
     "engine constants: those of vLLM 0.15 measured elsewhere",
 )
-SOURCE_KEY = "measured_by"
 
 
 def fit_own(folder: Path, gpu_name: str, date: str) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _head(gpu: HardwareProfile, date: str, backend: str) -> dict[str, Any]:
     return {
         "gpu": gpu.name,
         "date": date,
-        SOURCE_KEY: "servesim calibrate measure",
+        OWN_KEY: "servesim calibrate measure",
         "kernel_source": f"matrix products: {backend}; attention and elementwise kernels: own",
         "units": "seconds, bytes, FLOP/s, B/s; knots are log2, surface values natural logarithms",
         "notes": list(NOT_MEASURED),
