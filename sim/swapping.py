@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 class CheaperWay:
     """Answers, victim by victim, whether to swap. One for each replica.
 
-    Swapping delays the batch by two copies of the victim's blocks over the host link. Computing again delays it by what the
-    victim's tokens add to a step in which the present decodes run along, which is little while the GPU waits for memory
-    anyway. Ignores: blocks that the victim may find again in the prefix cache, that memory may be short again at once.
+    Swapping delays the batch by two copies of the victim's blocks over the host link. Computing again delays it by
+    what the victim's tokens add to a step in which the present decodes run along, which is little while the GPU waits
+    for memory anyway. Ignores: blocks that the victim may find again in the prefix cache, that memory may be short
+    again at once.
     """
 
     def __init__(self, replica: Replica) -> None:

@@ -150,7 +150,7 @@ class TenantQueue:
 
     @property
     def tenants(self) -> dict[str, int]:
-        """Tenants with somebody waiting, in the order in which they began to wait, with the number of that beginning."""
+        """Tenants with somebody waiting, in the order in which they began to, with the number of that beginning."""
         return {tenant: self._begun[tenant] for tenant in self._queues}
 
     def _of(self, seq: Sequence) -> deque[Sequence]:
