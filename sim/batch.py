@@ -1,4 +1,5 @@
-"""BatchBuilder: the one place that knows the budgets of a step. A scheduler orders and stops; the builder admits and refuses.
+"""BatchBuilder: the one place that knows the budgets of a step. A scheduler orders and stops; the builder admits and
+refuses.
 
 Semantics: the running pass and the waiting pass of vLLM V1 (0.33), of which other engines' passes are parts.
 """
@@ -50,7 +51,8 @@ class BatchBuilder:
         self.preempted: list[Sequence] = []
         self.refused = False  # the waiting queue was tried and its first candidate did not get in
         self.decoded = False  # the whole cohort takes part
-        self._one_by_one: dict[int, Sequence] = {}  # decodes accepted one by one, by order, before the cohort is settled
+        # decodes accepted one by one, by order, before the cohort is settled
+        self._one_by_one: dict[int, Sequence] = {}
         self._skipped: list[Sequence] = []
         self._walked = False
         self._taken_blocks = 0
@@ -66,7 +68,7 @@ class BatchBuilder:
         self.num_set_aside = 0  # of those passed over, the ones that wait for somebody to leave
         self._adapters: set[str] | None = None  # of the running sequences, once asked for
 
-    # --- what a scheduler may read -------------------------------------------------------------------------------------
+    # --- what a scheduler may read ------------------------------------------------------------------------------------
 
     @property
     def num_preempted(self) -> int:
@@ -192,7 +194,9 @@ class BatchBuilder:
         return match.num_tokens, match.num_idle * self._kv.block_size
 
     def ordered_by(self, policy: str) -> list[Sequence]:
-        """The waiting sequences by what the prefix cache holds of them (lpm, dfs-weight), or by declared output (lof)."""
+        """The waiting sequences by what the prefix cache holds of them (lpm, dfs-weight), or by declared output
+        (lof).
+        """
         waiting = list(self._replica.waiting)
         if policy == "lof":
             return sorted(waiting, key=lambda seq: -seq.max_output_tokens)
@@ -258,12 +262,13 @@ class BatchBuilder:
                     continue
             self._skipped.append(queue.pop())
 
-    # --- decodes and running prefills ----------------------------------------------------------------------------------
+    # --- decodes and running prefills ---------------------------------------------------------------------------------
 
     def add_running(self, max_chunk: int) -> None:
         """Give every running sequence its tokens, in running order: decodes one, prefills at most `max_chunk`.
 
-        Where a block is lacking a victim is preempted, again and again until it fits or the asker was the victim itself.
+        Where a block is lacking a victim is preempted, again and again until it fits or the asker was the victim
+        itself.
         """
         replica, cohort = self._replica, self._cohort
         prefills = list(replica.prefills.values())
@@ -276,7 +281,9 @@ class BatchBuilder:
             self._walk_running(max_chunk)
 
     def add_decodes(self) -> bool:
-        """Add one token for every sequence in decode; False, and nothing added, where tokens or blocks do not suffice."""
+        """Add one token for every sequence in decode; False, and nothing added, where tokens or blocks do not
+        suffice.
+        """
         cohort = self._cohort
         blocks = cohort.new_blocks(1)
         if cohort.size > self.tokens_left or self._replica.paused:
@@ -465,18 +472,25 @@ class BatchBuilder:
             self.tokens_left -= 1
         return True
 
-    # --- waiting sequences ---------------------------------------------------------------------------------------------
+    # --- waiting sequences --------------------------------------------------------------------------------------------
 
     def admit(
-        self, seq: Sequence, max_chunk: int, hold_tokens: int = 0, fit_tokens: int = 0, spare_blocks: int | None = None
+        self,
+        candidate: SequenceView,
+        max_chunk: int,
+        hold_tokens: int = 0,
+        fit_tokens: int = 0,
+        spare_blocks: int | None = None,
     ) -> bool:
         """Let a waiting sequence join with its first chunk; False where slots, tokens or blocks do not suffice.
 
-        The chunk is at most `max_chunk` tokens. Blocks are taken for the chunk, or for `hold_tokens` tokens if that is more (a
-        reserve that the sequence keeps). `fit_tokens`, if more, must fit too but are not taken. `spare_blocks` must stay free;
-        None: the watermark of the replica, which counts only while others run. A sequence that was preempted as often as the
-        preemption policy allows comes back with blocks for its whole declared length, so that it never needs one again.
+        The chunk is at most `max_chunk` tokens. Blocks are taken for the chunk, or for `hold_tokens` tokens if that is
+        more (a reserve that the sequence keeps). `fit_tokens`, if more, must fit too but are not taken. `spare_blocks`
+        must stay free; None: the watermark of the replica, which counts only while others run. A sequence that was
+        preempted as often as the preemption policy allows comes back with blocks for its whole declared length, so that
+        it never needs one again.
         """
+        seq = self._replica.own(candidate)
         limits, size = self._limits, self._kv.block_size
         if max_chunk <= 0 or not self.tokens_left or len(self._replica.running) >= limits.max_num_seqs:
             return self._refuse()
@@ -541,7 +555,7 @@ class BatchBuilder:
         if self._adapters is not None and seq.adapter is not None:
             self._adapters.add(seq.adapter)
 
-    # --- the end of the call -------------------------------------------------------------------------------------------
+    # --- the end of the call ------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Settle the cohort for this step: who was left out is paused, who was accepted one by one belongs to it."""

@@ -7,9 +7,9 @@ a file in the same form.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from functools import cache
 from pathlib import Path
 from typing import Any
 

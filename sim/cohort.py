@@ -1,8 +1,8 @@
 """The decode cohort: every sequence that gets one token in each coming step, kept as sums.
 
 One decode step costs the same work for 1 or 1,000 members: the clock moves on by one. A member's computed tokens are
-`offset + clock`; what the cost model and the allocator need are the sum of contexts and a histogram of offsets modulo the
-block size.
+`offset + clock`; what the cost model and the allocator need are the sum of contexts and a histogram of offsets modulo
+the block size.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Cohort:
         self._num_growing = 0  # their sum
         # Heap of (leave clock, whether its last token is still in flight then, order, member), lazily cleaned.
         self._leaves: list[tuple[int, bool, int, Sequence]] = []
-        self._covered: list[tuple[int, int, Sequence]] = []  # heap of (clock at which the reserve is full, order, member)
+        # heap of (clock at which the reserve is full, order, member)
+        self._covered: list[tuple[int, int, Sequence]] = []
         self._longest: list[tuple[int, int, Sequence]] = []  # heap of (-offset, order, member), lazily cleaned
 
     def add(self, seq: Sequence, num_computed: int) -> None:
@@ -57,7 +58,9 @@ class Cohort:
         heappush(self._longest, (-seq.offset, seq.order, seq))
 
     def remove(self, seq: Sequence) -> int:
-        """Take a member out, in phase PAUSED until told otherwise; return its computed tokens (and store them with it)."""
+        """Take a member out, in phase PAUSED until told otherwise; return its computed tokens (and store them
+        with it).
+        """
         seq.phase = Phase.PAUSED
         seq.num_computed = seq.offset + self.clock
         self.size -= 1
@@ -104,7 +107,9 @@ class Cohort:
         return 0
 
     def new_blocks(self, num_steps: int) -> int:
-        """Blocks that the coming `num_steps` steps take: a member needs one whenever its computed tokens fill the last."""
+        """Blocks that the coming `num_steps` steps take: a member needs one whenever its computed tokens fill
+        the last.
+        """
         cycles, rest = divmod(num_steps, self.block_size)
         total = cycles * self._num_growing
         if rest:

@@ -41,9 +41,10 @@ class Scheduler(Protocol):
     says why a request could not be admitted even on an empty replica.
     """
 
-    # Further optional members. `next_tenant(tenants) -> tenant`: the waiting queue is one queue a tenant, and this says whose
-    # turn it is; `left(seq, ended)`: a sequence left the running list; `max_wait`: seconds after which a waiting sequence
-    # goes before all others, whatever its key; `uses_prediction`: whether its order depends on predicted output lengths.
+    # Further optional members. `next_tenant(tenants) -> tenant`: the waiting queue is one queue a tenant, and this says
+    # whose turn it is; `left(seq, ended)`: a sequence left the running list; `max_wait`: seconds after which a waiting
+    # sequence goes before all others, whatever its key; `uses_prediction`: whether its order depends on predicted
+    # output lengths.
 
     def queue_key(self, seq: SequenceView) -> tuple[float, ...] | None:
         """Sort key of the waiting queue, least first, fixed while the sequence waits; None for arrival order.

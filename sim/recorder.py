@@ -106,7 +106,16 @@ REQUEST_COLUMNS = (
 # Clocks, except phase: (computed - clock) modulo block size. Blocks are taken from clock `first_take` on.
 SPAN_COLUMNS = ("row", "first", "last", "last_scheduled", "phase", "first_take")
 # One row a preemption; `asker` is the row that needed blocks, -1 where the scheduler decided by itself.
-EVICTION_COLUMNS = ("time", "start", "cause", "asker", "row", "num_lost_tokens", "num_freed_blocks", "num_copied_blocks")
+EVICTION_COLUMNS = (
+    "time",
+    "start",
+    "cause",
+    "asker",
+    "row",
+    "num_lost_tokens",
+    "num_freed_blocks",
+    "num_copied_blocks",
+)
 READMISSION_COLUMNS = ("row", "num_recomputed_tokens", "num_cached_tokens")
 STEP_COLUMNS = (
     "start_time",

@@ -1,16 +1,16 @@
 """A replica: one copy of the model, one scheduler, one KV memory, and the loop that runs its steps.
 
-The loop keeps up to `depth` batches in flight (2: the asynchronous engine, 1: the synchronous one). In the steady state call
-k is made when batch k-2 has ended and batch k-1 starts; what arrives during step n joins step n+2. A pure decode batch that
-nothing can change is not called step by step: the ends of all coming steps up to the next decision point are planned with one
-vectorised call of the cost model, and the replica sleeps once. Whoever looks in meanwhile makes it commit the calls that lie
-in the past; whoever changes something cuts the plan at the next call.
+The loop keeps up to `depth` batches in flight (2: the asynchronous engine, 1: the synchronous one). In the steady state
+call k is made when batch k-2 has ended and batch k-1 starts; what arrives during step n joins step n+2. A pure decode
+batch that nothing can change is not called step by step: the ends of all coming steps up to the next decision point are
+planned with one vectorised call of the cost model, and the replica sleeps once. Whoever looks in meanwhile makes it
+commit the calls that lie in the past; whoever changes something cuts the plan at the next call.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from sim.kv.host import HostMemory
     from sim.views import SequenceView
 
-# Adding and subtracting this rounds a float64 to the time grid: its last bit is worth one TICK. Half goes to even, as in
-# `sim.units.to_grid`. Exact for durations below 2**20 s.
+# Adding and subtracting this rounds a float64 to the time grid: its last bit is worth one TICK. Half goes to even, as
+# in `sim.units.to_grid`. Exact for durations below 2**20 s.
 GRID_SHIFT = 1.5 * 2.0**52 * TICK
 MAX_FRUITLESS = 1000
 MIN_HORIZON, MAX_HORIZON = 64, 1024  # steps of a plan: short after a change, longer the longer nothing changes
@@ -120,9 +120,11 @@ class Replica:
         # The plan: calls of clocks [cohort.clock, planned) are decided and lie ahead (or at this very instant).
         self.planned = 0
         self.next_call = NEVER  # instant of the first call that is not planned
-        self._due = NEVER  # when the replica must wake for it: later than next_call where that call is sure to be steady
+        # when the replica must wake for it: later than next_call where that call is sure to be steady
+        self._due = NEVER
         self.in_flight: deque[float] = deque(maxlen=limits.depth)  # ends of the latest batches, oldest first
-        self.finishing: list[tuple[float, int, Sequence]] = []  # heap: (instant the last token comes back, order, sequence)
+        # heap: (instant the last token comes back, order, sequence)
+        self.finishing: list[tuple[float, int, Sequence]] = []
         self._refused = False  # the head of the waiting queue cannot get in as things are
         self._look = False  # something changed that the plan does not know
         self._looks: set[float] = set()  # instants at which the scheduler wants to be asked
@@ -152,7 +154,8 @@ class Replica:
         self.running_seconds = 0.0  # stays in the running list, summed
         self.reserved_seconds = 0.0  # those with a reservation
         self.final_token_seconds = 0.0  # those, times the length that each would have had in the end
-        self.num_ended_tokens = 0  # lengths of the sequences that ended, and the tokens of the blocks that they held then
+        # lengths of the sequences that ended, and the tokens of the blocks that they held then
+        self.num_ended_tokens = 0
         self.num_ended_held_tokens = 0
         self.shared_block_seconds = 0.0
         self._shared_since = 0.0
@@ -168,7 +171,7 @@ class Replica:
             return SortedQueue(lambda seq: key(seq) or ())
         return ArrivalQueue(self.traits.preempted_last, self.traits.looks_at_every_arrival)
 
-    # --- as others see it ----------------------------------------------------------------------------------------------
+    # --- as others see it ---------------------------------------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
@@ -222,7 +225,7 @@ class Replica:
             self.num_preemptions,
         )
 
-    # --- from outside --------------------------------------------------------------------------------------------------
+    # --- from outside -------------------------------------------------------------------------------------------------
 
     def unservable(self, seq: Sequence) -> str | None:
         """Why this replica could never serve the sequence, or None; also settles how many tokens it will emit here."""
@@ -235,7 +238,9 @@ class Replica:
         late = self.limits.chunked_prefill or self.traits.drops_unservable
         if not late and seq.num_prompt_tokens > self.limits.max_num_batched_tokens:
             budget = self.limits.max_num_batched_tokens
-            return f"prompt of {seq.num_prompt_tokens} tokens exceeds max_num_batched_tokens {budget} and is not chunked"
+            return (
+                f"prompt of {seq.num_prompt_tokens} tokens exceeds max_num_batched_tokens {budget} and is not chunked"
+            )
         allowed = min(seq.max_output_tokens, room)
         seq.stops_early = seq._num_output_tokens < allowed
         seq._num_output_tokens = min(seq._num_output_tokens, allowed)
@@ -305,10 +310,12 @@ class Replica:
             self._request_look(now)
 
     def _awake(self, now: float) -> None:
-        """Leave idleness: call at once, unless batches are still in flight (their queue is full, or an empty one waits)."""
+        """Leave idleness: call at once, unless batches are still in flight (their queue is full, or an empty one
+        waits).
+        """
         self.next_call = self._due = next((end for end in self.in_flight if end > now), now)
 
-    # --- the loop ------------------------------------------------------------------------------------------------------
+    # --- the loop -----------------------------------------------------------------------------------------------------
 
     def _on_timer(self, _: object) -> None:
         """Completions of this instant; then, when nothing else is due at it, the calls of this instant."""
@@ -369,7 +376,7 @@ class Replica:
         if time != NEVER:
             self._timer = self.clock.at(time, Order.STEP_COMPLETION, self.index, self._on_timer)
 
-    # --- fast-forward --------------------------------------------------------------------------------------------------
+    # --- fast-forward -------------------------------------------------------------------------------------------------
 
     def _is_steady(self) -> bool:
         """Whether the coming batch is the decode cohort (if any) and nothing else, whatever the scheduler is asked."""
@@ -482,7 +489,7 @@ class Replica:
             self._horizon = MIN_HORIZON
         self._due = self.next_call
 
-    # --- one evaluated step --------------------------------------------------------------------------------------------
+    # --- one evaluated step -------------------------------------------------------------------------------------------
 
     def _launch(self, builder: BatchBuilder, now: float) -> None:
         """Queue the batch that the scheduler built and work out what follows from it."""
@@ -592,7 +599,7 @@ class Replica:
             seq.phase = Phase.DRAINING
             heappush(self.finishing, (seq.last_end, seq.order, seq))
 
-    # --- sequences come and go -----------------------------------------------------------------------------------------
+    # --- sequences come and go ----------------------------------------------------------------------------------------
 
     def enter(self, seq: Sequence, num_cached_tokens: int) -> None:
         """A waiting sequence joins the running list (called by the builder)."""
@@ -622,7 +629,8 @@ class Replica:
         return self.kv.match(seq.content, seq.num_known - 1)
 
     def register_growing(self) -> None:
-        """Register the generated blocks that others could hit, in the order in which the engine did: step, then running order.
+        """Register the generated blocks that others could hit, in the order in which the engine did: step, then running
+        order.
 
         Called before anything that depends on them: look-ups, registrations and releases.
         """
@@ -646,7 +654,9 @@ class Replica:
         return seq.offset + self.cohort.clock if seq.phase is Phase.DECODE else seq.num_computed
 
     def choose_victim(self) -> Sequence:
-        """Ask the preemption policy for one of the running sequences, those that were preempted often enough left out."""
+        """Ask the preemption policy for one of the running sequences, those that were preempted often enough
+        left out.
+        """
         candidates = list(self.running.values())
         if self.max_preemptions < NEVER:
             candidates = [seq for seq in candidates if seq.num_preemptions < self.max_preemptions] or candidates
@@ -661,7 +671,9 @@ class Replica:
         return self.running[chosen.order]
 
     def whole_length(self, seq: Sequence) -> int:
-        """Most tokens of KV that the sequence may come to hold, as far as anybody can know, and at most all there are."""
+        """Most tokens of KV that the sequence may come to hold, as far as anybody can know, and at most all
+        there are.
+        """
         declared = min(seq.num_prompt_tokens + seq.max_output_tokens, self.limits.max_model_len)
         return min(declared, self.kv.num_usable * self.kv.block_size)
 
@@ -701,7 +713,9 @@ class Replica:
         return max(-(-self.num_computed(seq) // self.kv.block_size), seq.reserved_blocks)
 
     def swap_out(self, seq: Sequence, num_blocks: int, now: float, took_token: bool) -> None:
-        """Carry out a preemption by swapping: GPU blocks freed, computed tokens kept, to the end of the swapped queue."""
+        """Carry out a preemption by swapping: GPU blocks freed, computed tokens kept, to the end of the swapped
+        queue.
+        """
         free, reserved = self.kv.num_free, seq.reserved_blocks
         was_prefill = seq.phase is Phase.PREFILL
         self._leave_running(seq, now, took_token)
@@ -716,7 +730,8 @@ class Replica:
 
     def swap_in(self, seq: Sequence, num_blocks: int, now: float) -> int:
         """The first swapped sequence runs again, on `num_blocks` fresh blocks; return how many were copied."""
-        assert self.host is not None and self.swapped[0] is seq
+        assert self.host is not None
+        assert self.swapped[0] is seq
         self.swapped.popleft()
         copied = self.num_held(seq)
         self.host.copy_in(copied)
@@ -862,10 +877,8 @@ class Replica:
         computed = seq.num_computed + took_token
         reserved = seq.reserved_blocks
         held = max(-(-computed // size), reserved)
-        if ended:
-            registered = seq.num_prompt_tokens + seq.num_emitted - 1  # the KV of the last token is never computed
-        else:
-            registered = self._registered(seq, computed, now)
+        # The KV of the last token is never computed.
+        registered = seq.num_prompt_tokens + seq.num_emitted - 1 if ended else self._registered(seq, computed, now)
         self.count_shared(now)
         if self.kv.growing:
             self.register_growing()
@@ -917,7 +930,7 @@ class Replica:
             first_take = max(seq.join_clock, seq.reserved_blocks * size - seq.offset)
             self.spans.append((seq.row, seq.join_clock, last, last_scheduled, seq.offset % size, first_take))
 
-    # --- the step log --------------------------------------------------------------------------------------------------
+    # --- the step log -------------------------------------------------------------------------------------------------
 
     def _log_step(self, shape: BatchShape, start: float, duration: float, builder: BatchBuilder) -> None:
         assert self.steps is not None
@@ -942,9 +955,3 @@ class Replica:
             taken = cohort.new_blocks(i + 1)
             self.steps.append((start, end - start, 0, size, context + i * size, 0, free - taken))
             start = end
-
-
-def drain(replicas: Iterable[Replica]) -> None:
-    """After the last event: check that nothing is left behind."""
-    for replica in replicas:
-        replica.kv.check_integrity()

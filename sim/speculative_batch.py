@@ -114,9 +114,15 @@ class SpeculativeBuilder(BatchBuilder):
     # --- the waiting pass ---------------------------------------------------------------------------------------------
 
     def admit(
-        self, seq: Sequence, max_chunk: int, hold_tokens: int = 0, fit_tokens: int = 0, spare_blocks: int | None = None
+        self,
+        candidate: SequenceView,
+        max_chunk: int,
+        hold_tokens: int = 0,
+        fit_tokens: int = 0,
+        spare_blocks: int | None = None,
     ) -> bool:
         """As in `BatchBuilder`, with the slots of drafts; one token to compute may be padded with dummy drafts."""
+        seq = self._replica.own(candidate)
         limits, budget = self._limits, self._budget()
         if seq.num_preemptions >= self._replica.max_preemptions:
             hold_tokens = self._replica.whole_length(seq)

@@ -11,8 +11,9 @@ from sim.kv.slots import SlotKV
 class Slots:
     """llama.cpp's server (server-context at fb40266): `parallel` slots share the KV memory equally.
 
-    `slot_prompt_similarity`: share of a prompt that an idle slot must already hold to be chosen for it (0: never); otherwise
-    the slot that was idle longest is taken. Ignores: unified KV, the host prompt cache, reuse of shifted chunks.
+    `slot_prompt_similarity`: share of a prompt that an idle slot must already hold to be chosen for it (0: never);
+    otherwise the slot that was idle longest is taken. Ignores: unified KV, the host prompt cache, reuse of shifted
+    chunks.
     """
 
     parallel: int = 4

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 class DistServe:
     """The context and decoding stages of DistServe (82831f1), here on one replica.
 
-    A prompt joins a context batch while batch size, tokens (`max_num_batched_tokens`) and blocks allow, whole and in order; the
-    first that does not fit ends the batch. The blocks of what has been computed and not yet handed to decoding count, since both
-    stages share the memory here. Memory that runs out in decoding takes the last request out (published: swapped to the host).
-    Ignores: the split into two replicas (a matter of disaggregation), pipeline stages, the 5 % rule for waiting KV.
+    A prompt joins a context batch while batch size, tokens (`max_num_batched_tokens`) and blocks allow, whole and in
+    order; the first that does not fit ends the batch. The blocks of what has been computed and not yet handed to
+    decoding count, since both stages share the memory here. Memory that runs out in decoding takes the last request out
+    (published: swapped to the host). Ignores: the split into two replicas (a matter of disaggregation), pipeline
+    stages, the 5 % rule for waiting KV.
     """
 
     def queue_key(self, seq: SequenceView) -> tuple[float, ...] | None:

@@ -10,7 +10,6 @@ from sim.interfaces import Traits
 
 if TYPE_CHECKING:
     from sim.batch import BatchBuilder
-    from sim.request import Sequence
     from sim.views import SequenceView
 
 NO_CAP = 2**62
@@ -51,7 +50,7 @@ class IterationLevel:
             elif not self._admit(batch, seq, spare):
                 break
 
-    def _admit(self, batch: BatchBuilder, seq: Sequence, spare: int) -> bool:
+    def _admit(self, batch: BatchBuilder, seq: SequenceView, spare: int) -> bool:
         """On an empty replica a prompt above the mark is let in: nothing else would ever make room for it."""
         cap = NO_CAP if seq.num_known <= batch.tokens_left else 0
         return batch.admit(seq, cap, spare_blocks=spare if batch.num_running else 0)

@@ -9,13 +9,13 @@ from sim.interfaces import Traits
 
 if TYPE_CHECKING:
     from sim.batch import BatchBuilder
-    from sim.request import Sequence
     from sim.views import SequenceView
 
 
 @dataclass
 class Sarathi:
-    """Sarathi-Serve (96f9911): its chunk size, the token budget of a step, is `max_num_batched_tokens`; a decode is one.
+    """Sarathi-Serve (96f9911): its chunk size, a step's token budget, is `max_num_batched_tokens`; a decode is
+    one.
 
     Blocks for a whole prompt are taken at its admission, beyond the watermark; the first that does not fit ends the
     pass. Every decode must find a free block, needed or not. A sequence preempted for recomputation may come back in
@@ -70,7 +70,7 @@ class Sarathi:
             elif not self._admit(batch, seq):
                 break
 
-    def _admit(self, batch: BatchBuilder, seq: Sequence) -> bool:
+    def _admit(self, batch: BatchBuilder, seq: SequenceView) -> bool:
         # One preempted in this very step is measured by what it had computed: nothing is left of a decode.
         computed, left = batch.progress_lost.get(seq.row, (0, seq.num_known))
         cap = min(left, self._budget(batch, computed))

@@ -1,4 +1,6 @@
-"""A prefill-only step whenever a waiting request fits the expected need of all; otherwise one decode step for everybody."""
+"""A prefill-only step whenever a waiting request fits the expected need of all; otherwise one decode step for
+everybody.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ if TYPE_CHECKING:
 class SGLang:
     """The scheduler of SGLang (0.5.23): prefill first, new-token ratio, retraction. Goes with allocator `radix`.
 
-    `queue_policy`: order of the waiting queue (fcfs, lpm = longest cached prefix first, dfs-weight, lof = longest declared
-    output first). `chunked_prefill_size`, `max_prefill_tokens`: tokens of a prefill step (0: no chunking). `mixed_chunk`: decodes
-    ride along with prefill steps. `schedule_conservativeness` scales the initial ratio. Ignores: the overlap of scheduling with
-    the forward pass, priority preemption, hrrn and random orders.
+    `queue_policy`: order of the waiting queue (fcfs, lpm = longest cached prefix first, dfs-weight, lof = longest
+    declared output first). `chunked_prefill_size`, `max_prefill_tokens`: tokens of a prefill step (0: no chunking).
+    `mixed_chunk`: decodes ride along with prefill steps. `schedule_conservativeness` scales the initial ratio. Ignores:
+    the overlap of scheduling with the forward pass, priority preemption, hrrn and random orders.
     """
 
     queue_policy: Literal["fcfs", "lpm", "dfs-weight", "lof"] = "fcfs"

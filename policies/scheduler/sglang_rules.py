@@ -1,4 +1,6 @@
-"""The arithmetic of SGLang's scheduler (0.5.23): prefill budget, retraction order, new-token ratio. No state of the engine."""
+"""The arithmetic of SGLang's scheduler (0.5.23): prefill budget, retraction order, new-token ratio. No state of the
+engine.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class Verdict(Enum):
 class PrefillBudget:
     """Remaining tokens of one prefill pass. `available()` is free plus evictable tokens of the pool, now.
 
-    `reserved`: tokens that running requests are expected to need, see `expected_tokens`. `chunk_size` None: no chunking.
+    `reserved`: tokens that running requests are expected to need, see `expected_tokens`. `chunk_size` None: no
+    chunking.
     """
 
     def __init__(
@@ -130,7 +133,9 @@ def ratio_after_retraction(kept: Sequence[Decoding]) -> float:
 
 @dataclass
 class NewTokenRatio:
-    """Share of their declared maximum that running requests are expected to need: falls with every clean decode step."""
+    """Share of their declared maximum that running requests are expected to need: falls with every clean decode
+    step.
+    """
 
     conservativeness: float = 1.0
 

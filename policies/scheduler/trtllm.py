@@ -1,4 +1,6 @@
-"""All decodes first, then prompts in arrival order whose KV fits as the capacity rule says, cut into chunks of whole units."""
+"""All decodes first, then prompts in arrival order whose KV fits as the capacity rule says, cut into chunks of whole
+units.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from sim.batch import BatchBuilder
-    from sim.request import Sequence
     from sim.views import SequenceView
 
 
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
 class TensorRtLlm:
     """TensorRT-LLM's batch manager (capacity scheduler 02a10fed, micro-batch scheduler 0a949d31).
 
-    `capacity`: `guaranteed_no_evict` admits a prompt only if it and all that run can be completed at their declared lengths, so
-    nobody is ever paused; `max_utilization` needs memory for the next step only and pauses the last started sequence when it
-    runs out (goes with victim `newest`); `static_batch` is the first, with prompts considered only when nothing runs. `chunking`:
-    `first_come_first_served` gives each prompt all that is left, `equal_progress` one unit each in turn. `chunk_unit`: tokens; a
-    chunk that does not complete its prompt is a multiple of it. Ignores: disaggregated requests, LoRA pages, draft tokens, waiting
-    for blocks that another prompt of the same step computes, variable attention windows.
+    `capacity`: `guaranteed_no_evict` admits a prompt only if it and all that run can be completed at their declared
+    lengths, so nobody is ever paused; `max_utilization` needs memory for the next step only and pauses the last started
+    sequence when it runs out (goes with victim `newest`); `static_batch` is the first, with prompts considered only
+    when nothing runs. `chunking`: `first_come_first_served` gives each prompt all that is left, `equal_progress` one
+    unit each in turn. `chunk_unit`: tokens; a chunk that does not complete its prompt is a multiple of it. Ignores:
+    disaggregated requests, LoRA pages, draft tokens, waiting for blocks that another prompt of the same step computes,
+    variable attention windows.
     """
 
     capacity: Literal["guaranteed_no_evict", "max_utilization", "static_batch"] = "guaranteed_no_evict"
@@ -54,7 +56,7 @@ class TensorRtLlm:
             batch.extend(seq, tokens)
         self._admit(batch, waiting, shares[len(running) :])
 
-    def _admit(self, batch: BatchBuilder, waiting: Ordered[Sequence], shares: Ordered[int]) -> None:
+    def _admit(self, batch: BatchBuilder, waiting: Ordered[SequenceView], shares: Ordered[int]) -> None:
         if not waiting:
             return
         promised = sum(self._blocks(batch, seq) for seq in batch.running())

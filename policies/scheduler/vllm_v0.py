@@ -9,7 +9,6 @@ from sim.interfaces import Traits
 
 if TYPE_CHECKING:
     from sim.batch import BatchBuilder
-    from sim.request import Sequence
     from sim.views import SequenceView
 
 NO_CAP = 2**62
@@ -108,7 +107,7 @@ class VllmV0:
         back = {seq.row for seq in batch.swapped_in}
         prefilling = {seq.row for seq, _ in batch.chunks}
 
-        def place(seq: Sequence) -> int:
+        def place(seq: SequenceView) -> int:
             if seq.row in back:
                 return 1 + (seq.row in prefilling)
             if seq.row not in before:
@@ -129,7 +128,7 @@ class VllmV0:
             elif not batch.admit(seq, NO_CAP, hold_tokens=seq.num_known, spare_blocks=batch.limits.watermark_blocks):
                 break
 
-    def _hopeless(self, batch: BatchBuilder, seq: Sequence) -> str | None:
+    def _hopeless(self, batch: BatchBuilder, seq: SequenceView) -> str | None:
         limits = batch.limits
         most = limits.max_model_len
         if not limits.chunked_prefill:

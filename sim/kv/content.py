@@ -1,8 +1,8 @@
 """What the blocks of a sequence hold, as runs of blocks instead of single blocks.
 
-A *run* is a stretch of blocks with one content key: the blocks of one hash id of a trace, or everything that is private to one
-sequence. A *piece* is a set of consecutive blocks of a run that lies in memory and shares one reference count. A prompt of
-thousands of blocks is a few dozen runs, so matching, sharing and freeing it costs a few dozen operations.
+A *run* is a stretch of blocks with one content key: the blocks of one hash id of a trace, or everything that is private
+to one sequence. A *piece* is a set of consecutive blocks of a run that lies in memory and shares one reference count. A
+prompt of thousands of blocks is a few dozen runs, so matching, sharing and freeing it costs a few dozen operations.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 
 
 class Run:
-    """One content: its pieces in the order in which they were registered (a look-up takes the first that covers a block)."""
+    """One content: its pieces in the order in which they were registered (a look-up takes the first that covers a
+    block).
+    """
 
     __slots__ = ("key", "pieces")
 
@@ -53,8 +55,8 @@ class Content:
 
     A block belongs to the run that holds its last token.
 
-    `spans` lists (run, first block, number of blocks) in block order, without gaps from block 0; `num_shared_blocks` is where
-    the private run begins. `reaches_outputs` is true where shared runs cover generated tokens.
+    `spans` lists (run, first block, number of blocks) in block order, without gaps from block 0; `num_shared_blocks` is
+    where the private run begins. `reaches_outputs` is true where shared runs cover generated tokens.
     """
 
     __slots__ = ("cursor", "num_registered", "num_shared_blocks", "private", "reaches_outputs", "spans")

@@ -1,9 +1,9 @@
 """Paged KV memory with the hash-chained prefix cache and the free-list order of vLLM V1 (0.33).
 
-Which physical block a sequence holds never matters; what matters is which *content* the next block taken from the free list
-destroys. So blocks are counted, and the free list is: blank blocks at the head (never hashed, or freed unhashed), then pieces
-of cached content, least recently freed first. Blank blocks always form the head: unhashed blocks are put back in front, hashed
-ones behind, and taking starts in front.
+Which physical block a sequence holds never matters; what matters is which *content* the next block taken from the free
+list destroys. So blocks are counted, and the free list is: blank blocks at the head (never hashed, or freed unhashed),
+then pieces of cached content, least recently freed first. Blank blocks always form the head: unhashed blocks are put
+back in front, hashed ones behind, and taking starts in front.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class PagedKV:
         self._free = Piece(None, 0, 0, 0)  # sentinel: next is the head of the free list, previous its tail
         self._free.previous = self._free.next = self._free
 
-    # --- content -------------------------------------------------------------------------------------------------------
+    # --- content ------------------------------------------------------------------------------------------------------
 
     def content(self, spans: Iterable[tuple[object, int, int]], num_prompt_tokens: int) -> Content:
         """Content of a sequence from (key, first token, end token) spans that follow each other from token 0."""
@@ -128,7 +128,7 @@ class PagedKV:
         others = (seq.content for seq in self.growing.values() if seq.content is not None)
         return any(span[0] is run for other in others for span in other.spans[other.cursor :])
 
-    # --- taking --------------------------------------------------------------------------------------------------------
+    # --- taking -------------------------------------------------------------------------------------------------------
 
     def fits(self, num_blocks: int) -> bool:
         """Whether so many blocks could be taken now."""
@@ -202,7 +202,9 @@ class PagedKV:
         return piece
 
     def _split(self, piece: Piece, at: int) -> Piece:
-        """Cut [at, high) off the upper end of `piece`; the new piece keeps its place in the free list and in the run."""
+        """Cut [at, high) off the upper end of `piece`; the new piece keeps its place in the free list and in
+        the run.
+        """
         upper = Piece(piece.run, at, piece.high, piece.references)
         piece.high = at
         if piece.references:
@@ -265,10 +267,11 @@ class PagedKV:
         run.pieces.append(piece)
         seq.held.append((piece, low, high))
 
-    # --- giving back ---------------------------------------------------------------------------------------------------
+    # --- giving back --------------------------------------------------------------------------------------------------
 
     def release(self, seq: Sequence, num_held: int, num_registered_tokens: int, ended: bool) -> None:
-        """Drop all `num_held` blocks of a sequence; blocks filled by its first `num_registered_tokens` tokens stay cached.
+        """Drop all `num_held` blocks of a sequence; blocks filled by its first `num_registered_tokens` tokens stay
+        cached.
 
         Blocks go last to first: unhashed ones to the head of the free list, hashed ones to its tail. An ended sequence
         cannot come back to its private content, which then is only something to be overwritten.
@@ -305,10 +308,7 @@ class PagedKV:
 
     def _drop(self, piece: Piece, high: int) -> int:
         """Take one reference off [piece.low, high), last block first; return how many blocks became idle."""
-        if piece.sibling is None or piece.high >= high:
-            pieces = [piece]
-        else:
-            pieces = list(walk(piece, high))
+        pieces = [piece] if piece.sibling is None or piece.high >= high else list(walk(piece, high))
         freed = 0
         for part in reversed(pieces):
             part.references -= 1
@@ -320,7 +320,7 @@ class PagedKV:
                 self.num_shared_extra -= part.high - part.low
         return freed
 
-    # --- the free list -------------------------------------------------------------------------------------------------
+    # --- the free list ------------------------------------------------------------------------------------------------
 
     def _link(self, piece: Piece, before: Piece) -> None:
         piece.previous, piece.next = before.previous, before
@@ -352,4 +352,5 @@ class PagedKV:
         assert 0 <= self.num_idle <= self.num_free <= self.num_usable
         for run in self.runs.values():
             for piece in run.pieces:
-                assert piece.low < piece.high and piece.references >= 0
+                assert piece.low < piece.high
+                assert piece.references >= 0

@@ -1,7 +1,8 @@
-"""Token-level prefix tree of SGLang (0.5.23): edges are runs of tokens, eviction takes unlocked leaves, least recently used first.
+"""Token-level prefix tree of SGLang (0.5.23): edges are runs of tokens, eviction takes unlocked leaves, least recently
+used first.
 
-A key is a list of spans (symbol, start, length): the tokens start, start+1, ... of a stretch of content called `symbol`. Two
-tokens are equal where symbol and position are, so a prompt of thousands of tokens is a few spans.
+A key is a list of spans (symbol, start, length): the tokens start, start+1, ... of a stretch of content called
+`symbol`. Two tokens are equal where symbol and position are, so a prompt of thousands of tokens is a few spans.
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ class RadixTree:
         return matched, node
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cut the edge of `node` after `at` tokens; return the new upper half. Both halves keep locks and last access."""
+        """Cut the edge of `node` after `at` tokens; return the new upper half. Both halves keep locks and last
+        access.
+        """
         parent = node.parent
         assert parent is not None
         upper = self._new(parent, key_slice(node.key, 0, at))

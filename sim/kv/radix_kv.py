@@ -1,8 +1,8 @@
 """KV memory whose prefix cache is SGLang's token-level tree (0.5.23). A block is a page, one token by default.
 
 Tokens of running sequences that are not in the tree are their own slots. What a step computed enters the tree when the
-scheduling pass ends, so identical prompts of one pass do not share, those of the next one do. (The engine inserts when the
-step has been processed; between the two nobody looks.)
+scheduling pass ends, so identical prompts of one pass do not share, those of the next one do. (The engine inserts when
+the step has been processed; between the two nobody looks.)
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class RadixContent(Content):
 
 
 class RadixKV(PagedKV):
-    """Pages of `block_size` tokens with the prefix tree. Free means: not held, tree leaves that could be evicted included."""
+    """Pages of `block_size` tokens with the prefix tree. Free means: not held, tree leaves that could be evicted
+    included.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size, prefix_caching=True)
@@ -54,7 +56,7 @@ class RadixKV(PagedKV):
 
     def content(self, spans: Iterable[tuple[object, int, int]], num_prompt_tokens: int) -> RadixContent:
         """The key of a sequence: its shared spans, then tokens that only it has."""
-        key: Key = [(symbol, 0, end - start) for symbol, start, end in spans]  # type: ignore[misc]
+        key: Key = [(symbol, 0, end - start) for symbol, start, end in spans]
         private = object()
         return RadixContent([*key, (private, key_length(key), MANY_TOKENS)])
 
@@ -94,7 +96,8 @@ class RadixKV(PagedKV):
     def hold(self, seq: Sequence, match: Match) -> None:
         """Lock the path that the look-up found."""
         content = seq.content
-        assert isinstance(content, RadixContent) and content.candidate is not None
+        assert isinstance(content, RadixContent)
+        assert content.candidate is not None
         self.tree.lock(content.candidate)
         content.node, content.locked = content.candidate, match.num_tokens
         self._locked += match.num_tokens
@@ -142,5 +145,6 @@ class RadixKV(PagedKV):
     def check_integrity(self) -> None:
         """Raise AssertionError where the counters and the tree disagree."""
         self.tree.check_integrity()
-        assert self._own >= 0 and self._locked >= 0
+        assert self._own >= 0
+        assert self._locked >= 0
         assert 0 <= self.num_idle <= self.num_free <= self.num_usable

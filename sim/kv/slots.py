@@ -1,8 +1,9 @@
-"""KV memory of llama.cpp's server: a fixed number of slots, each with its own context and the tokens of its last request.
+"""KV memory of llama.cpp's server: a fixed number of slots, each with its own context and the tokens of its last
+request.
 
-To the builder a slot is one block as long as a context. A new request takes the idle slot whose tokens begin most like its
-prompt, if that is a large enough share of it, else the one that was idle longest; what agrees from the start is not computed
-again.
+To the builder a slot is one block as long as a context. A new request takes the idle slot whose tokens begin most like
+its prompt, if that is a large enough share of it, else the one that was idle longest; what agrees from the start is not
+computed again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class SlotContent(Content):
 
 
 class SlotKV(PagedKV):
-    """`num_slots` slots of `context` tokens. `similarity`: share of a prompt that a slot must hold to be chosen for it."""
+    """`num_slots` slots of `context` tokens. `similarity`: share of a prompt that a slot must hold to be chosen
+    for it.
+    """
 
     def __init__(self, num_slots: int, context: int, similarity: float, cache_prompt: bool) -> None:
         super().__init__(num_slots + 1, context, prefix_caching=True)
@@ -53,7 +56,7 @@ class SlotKV(PagedKV):
 
     def content(self, spans: Iterable[tuple[object, int, int]], num_prompt_tokens: int) -> SlotContent:
         """The key of a sequence: its shared spans, then tokens that only it has."""
-        key: Key = [(symbol, 0, end - start) for symbol, start, end in spans]  # type: ignore[misc]
+        key: Key = [(symbol, 0, end - start) for symbol, start, end in spans]
         return SlotContent([*key, (object(), key_length(key), MANY_TOKENS)])
 
     def match(self, content: Content | None, max_tokens: int) -> Match:
@@ -75,7 +78,8 @@ class SlotKV(PagedKV):
 
     def place(self, seq: Sequence, num_blocks: int) -> None:
         """Occupy the chosen slot."""
-        assert isinstance(seq.content, SlotContent) and seq.content.slot is not None
+        assert isinstance(seq.content, SlotContent)
+        assert seq.content.slot is not None
         self._idle.remove(seq.content.slot)
         self.take(num_blocks)
 
@@ -87,7 +91,8 @@ class SlotKV(PagedKV):
 
     def release(self, seq: Sequence, num_held: int, num_registered_tokens: int, ended: bool) -> None:
         """Leave the slot, with the tokens computed so far in it."""
-        assert isinstance(seq.content, SlotContent) and seq.content.slot is not None
+        assert isinstance(seq.content, SlotContent)
+        assert seq.content.slot is not None
         slot, self._uses = seq.content.slot, self._uses + 1
         slot.key, slot.last_used = key_slice(seq.content.key, 0, num_registered_tokens), self._uses
         self._idle.append(slot)
@@ -97,7 +102,8 @@ class SlotKV(PagedKV):
 
     def slot_of(self, seq: Sequence) -> int:
         """Index of the slot of a running sequence."""
-        assert isinstance(seq.content, SlotContent) and seq.content.slot is not None
+        assert isinstance(seq.content, SlotContent)
+        assert seq.content.slot is not None
         return seq.content.slot.index
 
     def check_integrity(self) -> None:

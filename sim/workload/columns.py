@@ -71,7 +71,9 @@ class Columns:
         return 0.0 if self._delay is None else self._delay[row]
 
     def content_spans(self, row: int) -> list[tuple[object, int, int]]:
-        """(key, first token, end token) of a row's hash ids, prompt first; empty without ids. Adapters share no content."""
+        """(key, first token, end token) of a row's hash ids, prompt first; empty without ids. Adapters share no
+        content.
+        """
         workload = self.workload
         if workload.hash_ids is None:
             return []

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -103,6 +104,7 @@ class Measurement:
     skipped: float  # share of the steps
     import_seconds: float  # interpreter and imports
     build_seconds: float  # workload, tables of the cost model, replicas
+    startup_cpu_seconds: float  # of both
     seconds: float  # simulation, wall
     cpu_seconds: float  # simulation, CPU of this process
     results_seconds: float
@@ -142,7 +144,7 @@ def measure(experiment: dict[str, Any], started: float, step_by_step: bool = Fal
     config = experiment_from_values(experiment, ROOT)
     options = RunOptions(step_by_step=step_by_step)
     simulation = prepare(config, options)
-    built = time.time()
+    built, startup_cpu = time.time(), time.process_time()
     before = timeout_rate()
     wall, cpu = time.perf_counter(), time.process_time()
     result = simulation.run()
@@ -157,7 +159,7 @@ def measure(experiment: dict[str, Any], started: float, step_by_step: bool = Fal
     steps = outcome.summary["num_steps"]
     skipped = sum(replica.num_skipped_steps for replica in result.replicas) / steps
     loop = result.wall_seconds
-    times = (imported - started, built - imported, loop, loop * share, time.time() - simulated)
+    times = (imported - started, built - imported, startup_cpu, loop, loop * share, time.time() - simulated)
     return Measurement(len(simulation.workload), steps, skipped, *times, peak_memory(), (before + after) / 2), folder
 
 
@@ -278,17 +280,30 @@ def router_rows() -> list[dict[str, str]]:
 
 
 def startup_rows(runs: int) -> list[dict[str, str]]:
-    """Wall seconds of `servesim --help`, and to the first step of a run of one request, each the median."""
+    """Seconds of `servesim --help`, and to the first step of a run of one request."""
     one = Case("startup", "start-up", 1, poisson(1, 1))
-    helps, firsts = [], []
+    help_times, first_times = [], []
     for _ in range(runs):
-        started = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "sim", "--help"], cwd=ROOT, capture_output=True, check=True)
-        helps.append(time.perf_counter() - started)
+        help_times.append(command_times([sys.executable, "-m", "sim", "--help"]))
         answer = spawn("run", one)
-        firsts.append(answer["import_seconds"] + answer["build_seconds"])
-    rows = [("servesim --help", helps, 0.5), ("first step of a run", firsts, 1.5)]
-    return [{"what": what, "seconds": f"{statistics.median(s):.2f}", "goal s": f"{goal}"} for what, s, goal in rows]
+        first_times.append((answer["import_seconds"] + answer["build_seconds"], answer["startup_cpu_seconds"]))
+    rows = [("servesim --help", help_times, 0.5), ("to the first step of a run", first_times, 1.5)]
+    return [startup_row(what, times, goal) for what, times, goal in rows]
+
+
+def startup_row(what: str, times: list[tuple[float, float]], goal: float) -> dict[str, str]:
+    """Medians of wall and CPU seconds."""
+    wall, cpu = (f"{statistics.median(seconds):.2f}" for seconds in zip(*times, strict=True))
+    return {"what": what, "wall s": wall, "CPU s": cpu, "goal s": f"{goal}"}
+
+
+def command_times(command: list[str]) -> tuple[float, float]:
+    """Wall and CPU seconds of a command."""
+    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return time.perf_counter() - started, cpu
 
 
 def table(title: str, rows: Sequence[dict[str, str]]) -> str:

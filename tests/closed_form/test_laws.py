@@ -36,7 +36,9 @@ def random_rows(seed: int, number: int, load: float) -> tuple[Row, ...]:
     random = np.random.default_rng(seed)
     gaps = np.round(4 * random.exponential(1 / load, number)) / 4
     prompts, outputs = random.integers(1, 41, number), random.integers(1, 31, number)
-    return tuple(Row(gap=float(g), prompt=int(p), output=int(o)) for g, p, o in zip(gaps, prompts, outputs, strict=True))
+    return tuple(
+        Row(gap=float(g), prompt=int(p), output=int(o)) for g, p, o in zip(gaps, prompts, outputs, strict=True)
+    )
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -76,7 +78,7 @@ def test_the_timeline_integrates_to_the_replica_totals(depth: int) -> None:
     assert set(total.tolist()) == {29}
 
 
-# --- scaling ------------------------------------------------------------------------------------------------------------
+# --- scaling ----------------------------------------------------------------------------------------------------------
 
 TIMES = ("arrival_time", "admission_time", "first_scheduled_time", "first_token_time", "finish_time")
 DURATIONS = ("preempted_duration", "preempted_before_first_token", "interference_duration")
@@ -154,7 +156,7 @@ def assert_doubled(once: RunResult, twice: RunResult) -> None:
         assert (a.num_steps, a.num_tokens, a.num_preemptions) == (b.num_steps, b.num_tokens, b.num_preemptions)
 
 
-# --- renaming -----------------------------------------------------------------------------------------------------------
+# --- renaming ---------------------------------------------------------------------------------------------------------
 
 
 @examples(30)
@@ -173,7 +175,7 @@ def test_names_of_requests_decide_nothing(scenario: Scenario) -> None:
     assert frames[0].drop(columns=names).equals(frames[1].drop(columns=names))
 
 
-# --- monotony -----------------------------------------------------------------------------------------------------------
+# --- monotony ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("router", ROUTERS)

@@ -91,8 +91,8 @@ def test_a_stop_token_costs_the_asynchronous_engine_one_surplus_step(step_by_ste
 def test_a_prefill_in_between_stretches_one_gap(step_by_step: bool) -> None:
     """Steps of 0.25 s + 1/128 s a prefill token + 1/32 s a sequence: every instant by hand, synchronous engine.
 
-    A (8 prompt, 4 output) at 0: step 0 takes 1/4 + 8/128 + 1/32 = 11/32. B (16 prompt, 1 output) arrives meanwhile: step 1 holds
-    A's decode and B's prefill, 1/4 + 16/128 + 2/32 = 14/32. Steps 2 and 3 hold A alone, 9/32.
+    A (8 prompt, 4 output) at 0: step 0 takes 1/4 + 8/128 + 1/32 = 11/32. B (16 prompt, 1 output) arrives meanwhile:
+    step 1 holds A's decode and B's prefill, 1/4 + 16/128 + 2/32 = 14/32. Steps 2 and 3 hold A alone, 9/32.
     """
     rows = (Row(prompt=8, output=4), Row(gap=0.5, prompt=16, output=1))
     scenario = Scenario(rows=rows, cost="dyadic", depth=SYNCHRONOUS, max_num_batched_tokens=64)
@@ -109,9 +109,9 @@ def test_a_prefill_in_between_stretches_one_gap(step_by_step: bool) -> None:
 def test_preemption_by_hand(depth: int, step_by_step: bool) -> None:
     """Two sequences of 8 tokens in 3 blocks of 4: the second one loses its block and computes again what it had.
 
-    Synchronous: both prefill 3 tokens in step 0 (one block each) and decode in step 1, which fills the block. In step 2 both
-    need a second block and one is left: A takes it, B is the victim and its known tokens (3 + 2) need two blocks. A's
-    fifth token comes in step 4, after which B computes 5 tokens in step 5 and has its third token at 6.
+    Synchronous: both prefill 3 tokens in step 0 (one block each) and decode in step 1, which fills the block. In step 2
+    both need a second block and one is left: A takes it, B is the victim and its known tokens (3 + 2) need two blocks.
+    A's fifth token comes in step 4, after which B computes 5 tokens in step 5 and has its third token at 6.
     """
     rows = (Row(prompt=3, output=5), Row(prompt=3, output=5))
     scenario = Scenario(rows=rows, depth=depth, num_blocks=4, prefix_caching=False)

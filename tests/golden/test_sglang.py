@@ -100,7 +100,8 @@ class Pass:
     def budget(self) -> PrefillBudget:
         config, ratio = self.config, self.config["new_token_ratio"]
         reserved = sum(
-            expected_tokens(r["max_new"], r["outputs"], 1.0 if r["ignore_eos"] else ratio) for r in self.state["running"]
+            expected_tokens(r["max_new"], r["outputs"], 1.0 if r["ignore_eos"] else ratio)
+            for r in self.state["running"]
         )
         return PrefillBudget(
             lambda: self.free + self.tree.num_evictable,

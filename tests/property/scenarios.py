@@ -1,4 +1,6 @@
-"""Random scenarios of a few replicas and requests: plain values that print as they can be pasted, and how to run them."""
+"""Random scenarios of a few replicas and requests: plain values that print as they can be pasted, and how to
+run them.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +132,7 @@ COSTS: dict[str, tuple[float, Callable[[], CostModel]]] = {
 DYADIC_COSTS = ("second", "quarter", "dyadic", "context")
 
 
-# --- from a scenario to a simulation ------------------------------------------------------------------------------------
+# --- from a scenario to a simulation ----------------------------------------------------------------------------------
 
 
 def make_simulation(scenario: Scenario, step_by_step: bool = False, step_log: bool = False) -> Simulation:
@@ -278,7 +280,7 @@ def ragged(rows: list[list[int]]) -> Ragged:
     return Ragged(values, np.cumsum([0, *map(len, rows)]))
 
 
-# --- strategies -----------------------------------------------------------------------------------------------------------
+# --- strategies -------------------------------------------------------------------------------------------------------
 
 _instants = st.sampled_from([0.0, 0.0, 0.0, 1.0, 2.0, 0.5, 5.0]) | st.floats(0.0, 12.0)
 _patience = st.none() | st.sampled_from([0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 0.5]) | st.floats(0.0, 30.0)
@@ -386,7 +388,11 @@ SCHEDULER_PARAMS: dict[str, dict[str, tuple[Any, ...]]] = {
         "idle_after_drop": (False, False, True),
         "output_count_restarts": RESTARTS,
     },
-    "sarathi": {"dynamic_chunk_stages": (0, 0, 3), "dynamic_chunk_max_tokens": (32,), "output_count_restarts": RESTARTS},
+    "sarathi": {
+        "dynamic_chunk_stages": (0, 0, 3),
+        "dynamic_chunk_max_tokens": (32,),
+        "output_count_restarts": RESTARTS,
+    },
     "simple_chunking": {"output_count_restarts": RESTARTS},
     "orca": {"reservation": RESERVATIONS},
     "static": {"reservation": RESERVATIONS, "padded": (True, False)},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -28,11 +29,13 @@ from sim.result import RunResult, Status
 Ints = npt.NDArray[np.int64]
 LATTICES = {"second": 0.5, "quarter": 0.125, "dyadic": 2.0**-7}  # seconds between instants at which anything may happen
 
-# --- what a replica holds, counted afresh -------------------------------------------------------------------------------
+# --- what a replica holds, counted afresh -----------------------------------------------------------------------------
 
 
 def computed_tokens(replica: Replica, builder: BatchBuilder | None = None) -> dict[int, int]:
-    """Tokens with KV by row of every running sequence; those of the batch that `builder` is about to launch included."""
+    """Tokens with KV by row of every running sequence; those of the batch that `builder` is about to launch
+    included.
+    """
     took = builder.took_token if builder else lambda _: False
     return {seq.row: replica.num_computed(seq) + took(seq) for seq in replica.running.values()}
 
@@ -145,7 +148,7 @@ def check_nothing_left(simulation: Simulation) -> None:
         assert replica.kv.num_shared_extra == 0
 
 
-# --- what the requests got ------------------------------------------------------------------------------------------------
+# --- what the requests got --------------------------------------------------------------------------------------------
 
 
 @examples(80)
@@ -197,7 +200,7 @@ def check_deliveries(result: RunResult) -> None:
     for row, later in enumerate(deliveries(result)):
         first, end = float(requests["first_token_time"][row]), float(requests["finish_time"][row])
         times = [time for time in ([] if math.isnan(first) else [first]) + later if time <= end]
-        assert all(a < b for a, b in zip(times, times[1:], strict=False))
+        assert all(a < b for a, b in itertools.pairwise(times))
         assert len(times) == requests["num_output_tokens"][row]
         if requests["status"][row] == Status.FINISHED:
             assert times[-1] == end
@@ -214,7 +217,7 @@ def test_no_gap_is_counted_to_a_token_that_never_came(scenario: Scenario) -> Non
     for row, later in enumerate(deliveries(result)):
         first, end = float(result.requests["first_token_time"][row]), float(result.requests["finish_time"][row])
         times = [] if math.isnan(first) else [first, *(time for time in later if time <= end)]
-        largest = max((b - a for a, b in zip(times, times[1:], strict=False)), default=math.nan)
+        largest = max((b - a for a, b in itertools.pairwise(times)), default=math.nan)
         np.testing.assert_equal(float(measured.columns["max_itl"][row]), largest)
 
 
@@ -240,7 +243,7 @@ def test_parts_of_a_latency_add_up_exactly(scenario: Scenario) -> None:
     assert (interference[finished] <= columns["decode_duration"][finished]).all()
 
 
-# --- what the replicas did ------------------------------------------------------------------------------------------------
+# --- what the replicas did --------------------------------------------------------------------------------------------
 
 
 @examples(60)
@@ -259,7 +262,8 @@ def test_replica_totals(scenario: Scenario) -> None:
         tokens = result.steps["num_prefill_tokens"][mine] + result.steps["num_decode_sequences"][mine]
         assert tokens.sum() == replica.num_tokens
         assert (tokens >= 1).all()
-        assert result.steps["num_preempted"][mine].sum() <= replica.num_preemptions  # a call may preempt and run nothing
+        # a call may preempt and run nothing
+        assert result.steps["num_preempted"][mine].sum() <= replica.num_preemptions
         assert 0 <= replica.num_hit_tokens <= replica.num_lookup_tokens
         assert 0 <= replica.peak_used_blocks <= replica.num_blocks - 1
     assert sum(replica.num_preemptions for replica in result.replicas) == result.requests["num_preemptions"].sum()

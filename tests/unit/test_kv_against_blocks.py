@@ -1,7 +1,8 @@
-"""The run-length KV memory against the plain thing: numbered blocks, a list of free ones, a hash map, a dict of references.
+"""The run-length KV memory against the plain thing: numbered blocks, a list of free ones, a hash map, a dict of
+references.
 
-Random sequences are admitted, extended, preempted and ended on both; after each operation the free blocks, the cached ones,
-the evictions and every look-up must agree.
+Random sequences are admitted, extended, preempted and ended on both; after each operation the free blocks, the
+cached ones, the evictions and every look-up must agree.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from scenarios import examples
 from sim.kv.paged import PagedKV
 from sim.request import Sequence
 
-Key = tuple[str, int, int]  # content of a block: whose (an id of the trace, or one row alone) and the number of the block
+# content of a block: whose (an id of the trace, or one row alone) and the number of the block
+Key = tuple[str, int, int]
 
 
 @dataclass
@@ -113,10 +115,14 @@ class Machine:
         prompt = (len(tokens) + 1) // 2
         ends = [min(start + hash_size, prompt) for start in range(0, prompt, hash_size)]
         starts = range(0, prompt, hash_size)
-        spans = [(ids.setdefault(tuple(tokens[:end]), len(ids)), start, end) for start, end in zip(starts, ends, strict=True)]
+        spans = [
+            (ids.setdefault(tuple(tokens[:end]), len(ids)), start, end) for start, end in zip(starts, ends, strict=True)
+        ]
         seq = Sequence(row, 0.0, prompt, len(tokens) - prompt + 1, len(tokens) - prompt + 1)
         seq.content = self.kv.content(spans, prompt)
-        keys = [block_key(row, number, (number + 1) * self.size - 1, spans) for number in range(len(tokens) // self.size)]
+        keys = [
+            block_key(row, number, (number + 1) * self.size - 1, spans) for number in range(len(tokens) // self.size)
+        ]
         return Twin(seq, tokens, keys)
 
     def step(self, row: int, amount: int) -> None:
@@ -133,7 +139,9 @@ class Machine:
         self.compare()
 
     def known(self, twin: Twin) -> int:
-        """Tokens to be computed before the next: the prompt, or as many as had been computed at the preemption, plus one."""
+        """Tokens to be computed before the next: the prompt, or as many as had been computed at the preemption,
+        plus one.
+        """
         return min(len(twin.tokens), max(twin.seq.num_prompt_tokens, twin.seq.num_known))
 
     def admit(self, twin: Twin, amount: int) -> None:

@@ -1,7 +1,7 @@
 """Worked examples of the vLLM V1 scheduler (0.33.0), each step written out: EX-V1 to V7, V10, V11 of the engine notes.
 
-The tables were taken from the real scheduler, synchronous, blocks of 16 tokens, prefix caching on, unless said otherwise.
-Step n of a table is the call at n - 1 seconds (a step takes one second here).
+The tables were taken from the real scheduler, synchronous, blocks of 16 tokens, prefix caching on, unless said
+otherwise. Step n of a table is the call at n - 1 seconds (a step takes one second here).
 """
 
 from __future__ import annotations
@@ -181,7 +181,9 @@ def test_ex_v4_watermark(watermark: int, step: int) -> None:
 
 
 def test_ex_v5_priority() -> None:
-    """Smaller is more important; the victim is the least important, and one that preempts itself does not end the pass."""
+    """Smaller is more important; the victim is the least important, and one that preempts itself does not end
+    the pass.
+    """
     specs = {"P1": (30, 6), "P2": (30, 6), "P3": (30, 6), "P4": (16, 3)}
     ranks = {"P1": 5, "P2": 1, "P3": 9, "P4": 0}
     rows: dict[str, dict[str, Any]] = {name: {"priority": rank} for name, rank in ranks.items()}
@@ -228,7 +230,7 @@ def test_ex_v11_the_model_length_stops_a_request() -> None:
     assert replayed.result.replicas[0].num_steps == 4
 
 
-# --- EX-V7: the prefix cache and the order of the free list -------------------------------------------------------------
+# --- EX-V7: the prefix cache and the order of the free list -----------------------------------------------------------
 # X is the first 48 tokens of a stream; a row that has fewer of them goes on with tokens of its own.
 
 A, B = Row(prompt=48, shared=48, output=3), Row(prompt=48, shared=48, output=2)
@@ -238,7 +240,9 @@ PROBE = C  # hits up to all 48 tokens of X
 
 
 def one_after_another(*rows: Row) -> list[tuple[int, int]]:
-    """(hit tokens, scheduled tokens) of the first call of each; one comes every 100 s, long after the one before ended."""
+    """(hit tokens, scheduled tokens) of the first call of each; one comes every 100 s, long after the one
+    before ended.
+    """
     spaced = tuple(replace(row, gap=100.0) for row in rows)
     replayed = play(replace(ENGINE, rows=spaced, max_num_batched_tokens=256))
     first = {row: call for call in replayed.calls for row in call.hits}
@@ -301,8 +305,8 @@ def test_ex_v7_two_copies_in_one_step() -> None:
 def test_the_first_registered_copy_is_hit() -> None:
     """Of two copies of a block the look-up takes the older one, although it is idle and the newer one is in use.
 
-    X has one id here. A = X has ended. B = X again holds blocks 1, 2 and its own third, 4, and decodes into 5. C = X + 1 hits 1, 2 and 3 and takes
-    one block for its last token: 6 blocks in use, 4 free.
+    X has one id here. A = X has ended. B = X again holds blocks 1, 2 and its own third, 4, and decodes into 5. C = X +
+    1 hits 1, 2 and 3 and takes one block for its last token: 6 blocks in use, 4 free.
     """
     b = replace(B, output=15, gap=100.0)
     rows = (A, b, replace(C, gap=5.0))
