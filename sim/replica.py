@@ -231,8 +231,8 @@ class Replica:
         """Why this replica could never serve the sequence, or None; also settles how many tokens it will emit here."""
         longest = min(self.limits.max_model_len + self.traits.extra_tokens, self.kv.longest_sequence)
         room = longest - seq.num_prompt_tokens
-        if room < 1 and self.traits.drops_unservable:
-            return None
+        if room < 1 and self.traits.drops_unservable and seq.num_prompt_tokens <= self.kv.longest_sequence:
+            return None  # the scheduler drops it when its turn comes
         if room < 1:
             return f"prompt of {seq.num_prompt_tokens} tokens does not fit a sequence of at most {longest} tokens"
         late = self.limits.chunked_prefill or self.traits.drops_unservable
@@ -341,6 +341,10 @@ class Replica:
                 self.next_call = self._due = NEVER
                 break
             self._call(now)
+            if self.builder.dropped and self.clock.more_now():  # whom a drop made arrive comes before the next call
+                self._scheduling = True
+                self.clock.at(now, Order.SCHEDULING, self.index, self._on_scheduling)
+                return
         self._set_timer()
 
     def _call(self, now: float) -> None:

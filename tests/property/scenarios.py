@@ -328,6 +328,13 @@ class Space:
     timeline: bool = True
 
 
+def fits_scheduler(allocator: str, scheduler: str) -> bool:
+    """Slots are made for one scheduler; one that promises blocks to completion cannot promise them in one piece."""
+    if allocator == "slots":
+        return scheduler == "llama_server"
+    return scheduler != "trtllm" or not allocator.startswith("contiguous")
+
+
 @st.composite
 def scenarios(draw: st.DrawFn, space: Space) -> Scenario:
     """Scenarios with memory so small that preemption, eviction and refusal are everyday events."""
@@ -338,7 +345,10 @@ def scenarios(draw: st.DrawFn, space: Space) -> Scenario:
     blocks = -(-longest // block_size)
     timeline = pick(None, 1.0, 0.37) if space.timeline else None
     names = {kind: space.policies.get(kind) or pick(*sorted(policies.table(kind))) for kind in POLICY_KINDS}
-    allocators = ("paged", "paged", *sorted(policies.table("block_allocator"))) if space.allocators else ("paged",)
+    if space.allocator and not fits_scheduler(space.allocator, names["scheduler"]):
+        names["scheduler"] = "llama_server" if space.allocator == "slots" else "fcfs"
+    known = [name for name in sorted(policies.table("block_allocator")) if fits_scheduler(name, names["scheduler"])]
+    allocators = ("paged", "paged", *known) if space.allocators else ("paged",)
     choices = SCHEDULER_PARAMS.get(names["scheduler"], {})
     scenario = Scenario(
         rows=rows,
