@@ -37,7 +37,7 @@ class Traits:
 class Scheduler(Protocol):
     """Decides what one replica executes in the next step.
 
-    May have an attribute `traits: Traits`, and a method `never_fits(seq, pool_tokens, block_size) -> str | None` that
+    May have an attribute `traits: Traits`, and a method `never_fits(seq, pool_tokens, block_size, longest) -> str | None` that
     says why a request could not be admitted even on an empty replica.
     """
 

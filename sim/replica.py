@@ -250,7 +250,8 @@ class Replica:
         never_fits = getattr(self.scheduler, "never_fits", None)
         reason: str | None = self.kv.never_fits(seq, self.limits.max_model_len)
         if reason is None and never_fits is not None:
-            reason = never_fits(seq, self.kv.num_usable * self.kv.block_size, self.kv.block_size)
+            size = self.kv.block_size
+            reason = never_fits(seq, self.kv.num_usable * size, size, longest)
         return reason
 
     def submit(self, seq: Sequence, now: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sim.errors import InputError
 from sim.kv.slots import SlotKV
 
 
@@ -27,4 +28,6 @@ class Slots:
 
     def build(self, num_blocks: int, block_size: int, prefix_caching: bool) -> SlotKV:
         context = (num_blocks - 1) * block_size // self.parallel
+        if context < 1:
+            raise InputError(f"{self.parallel} slots share {(num_blocks - 1) * block_size} tokens: less than one each")
         return SlotKV(self.parallel, context, self.slot_prompt_similarity, prefix_caching)

@@ -24,7 +24,7 @@ class LlamaServer:
     def queue_key(self, seq: SequenceView) -> tuple[float, ...] | None:
         return None
 
-    def never_fits(self, seq: SequenceView, pool_tokens: int, block_size: int) -> str | None:
+    def never_fits(self, seq: SequenceView, pool_tokens: int, block_size: int, longest: int) -> str | None:
         """Why a request would wait for ever on an empty replica."""
         if seq.num_prompt_tokens < block_size:
             return None

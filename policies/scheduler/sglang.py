@@ -48,7 +48,7 @@ class SGLang:
     def queue_key(self, seq: SequenceView) -> tuple[float, ...] | None:
         return None
 
-    def never_fits(self, seq: SequenceView, pool_tokens: int, page_size: int) -> str | None:
+    def never_fits(self, seq: SequenceView, pool_tokens: int, page_size: int, longest: int) -> str | None:
         """Why a request would wait for ever on an empty replica."""
         if self.chunked_prefill_size % page_size:
             return f"chunked_prefill_size {self.chunked_prefill_size} is not a multiple of the page size {page_size}"

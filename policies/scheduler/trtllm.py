@@ -37,9 +37,9 @@ class TensorRtLlm:
     def queue_key(self, seq: SequenceView) -> tuple[float, ...] | None:
         return None
 
-    def never_fits(self, seq: SequenceView, pool_tokens: int, block_size: int) -> str | None:
+    def never_fits(self, seq: SequenceView, pool_tokens: int, block_size: int, longest: int) -> str | None:
         """Why a request would wait for ever on an empty replica."""
-        blocks = -(-(seq.num_prompt_tokens + seq.max_output_tokens) // block_size)
+        blocks = -(-min(seq.num_prompt_tokens + seq.max_output_tokens, longest) // block_size)
         if self.capacity == "max_utilization" or blocks * block_size <= pool_tokens:
             return None
         return f"{self.capacity} reserves {blocks} blocks to completion, the replica has {pool_tokens // block_size}"
@@ -51,7 +51,8 @@ class TensorRtLlm:
         waiting = batch.ordered_by("fcfs") if admissible and not batch.num_preempted else []
         waiting = waiting[: max(0, batch.max_num_seqs - batch.num_running)]
         left = [seq.num_known - seq.num_computed for seq in running]
-        shares = self._shares(batch.tokens_left, left + [seq.num_known - batch.look_up(seq)[0] for seq in waiting])
+        left += [seq.num_known - batch.look_up(seq)[0] for seq in waiting]
+        shares = self._shares(batch.tokens_left, left, batch.limits.max_num_batched_tokens)
         for seq, tokens in zip(running, shares, strict=False):
             batch.extend(seq, tokens)
         self._admit(batch, waiting, shares[len(running) :])
@@ -61,7 +62,7 @@ class TensorRtLlm:
             return
         promised = sum(self._blocks(batch, seq) for seq in batch.running())
         for seq, tokens in zip(waiting, shares, strict=True):
-            completion = seq.num_prompt_tokens + seq.max_output_tokens
+            completion = min(seq.num_prompt_tokens + seq.max_output_tokens, batch.limits.max_model_len)
             if self.capacity == "max_utilization":
                 admitted = batch.admit(seq, tokens, spare_blocks=0)
             else:
@@ -75,11 +76,11 @@ class TensorRtLlm:
         longest = min(seq.num_prompt_tokens + seq.max_output_tokens, batch.limits.max_model_len)
         return -(-longest // batch.block_size)
 
-    def _shares(self, capacity: int, left: Ordered[int]) -> list[int]:
+    def _shares(self, capacity: int, left: Ordered[int], budget: int) -> list[int]:
         if sum(left) <= capacity:
             return list(left)
         split = equal_progress if self.chunking == "equal_progress" else first_come_first_served
-        return split(capacity, left, self.chunk_unit)
+        return split(capacity, left, min(self.chunk_unit, budget))
 
 
 def first_come_first_served(capacity: int, left: Ordered[int], unit: int) -> list[int]:

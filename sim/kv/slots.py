@@ -100,6 +100,11 @@ class SlotKV(PagedKV):
         seq.content.slot = None
         self.num_free += num_held
 
+    def never_fits(self, seq: Sequence, max_model_len: int) -> str | None:
+        """A slot must hold the whole sequence, whatever engine it is that would let it grow."""
+        length = seq.num_prompt_tokens + seq._num_output_tokens - 1
+        return None if length <= self.block_size else f"{length} tokens do not fit a slot of {self.block_size}"
+
     def slot_of(self, seq: Sequence) -> int:
         """Index of the slot of a running sequence."""
         assert isinstance(seq.content, SlotContent)

@@ -16,7 +16,7 @@ from sim.seeds import Seeds
 from sim.slo import read_slo
 from sim.study.bounds import Demand, bounds_of, explain_limit
 from sim.study.folder import StudyFolder, study_folder
-from sim.study.jobs import INPUT_ERROR, Job
+from sim.study.jobs import INPUT_ERROR, Done, Job
 from sim.study.keys import run_key
 from sim.study.plan_config import Plan, load_plan
 from sim.study.plan_table import candidate_row, price_row
@@ -81,8 +81,13 @@ class Planner:
             return [None] * len(wave)
         first = self.plan.config.seed
         jobs = [self._job(c, replicas, first, 1.0, size) for c, replicas in wave]
-        carry_out(self.folder, jobs, self.workers, self.progress, refuse=False)
+        self._carry_out(jobs)
         return [self._refuted(job, n, size, allowed) for job, (_, n) in zip(jobs, wave, strict=True)]
+
+    def _carry_out(self, jobs: list[Job]) -> dict[str, Done]:
+        done, _ = carry_out(self.folder, jobs, self.workers, self.progress, refuse=False)
+        self.num_runs += len(done)
+        return done
 
     def _refuted(self, job: Job, replicas: int, size: int, allowed: float) -> Trial | None:
         if not self.folder.has(job.key):
@@ -111,8 +116,7 @@ class Planner:
         """Trials of (candidate, replicas, seeds, load), all runs together."""
         jobs = [[self._job(c, replicas, seed, load) for seed in seeds] for c, replicas, seeds, load in wanted]
         flat = [job for own in jobs for job in own]
-        self.num_runs += sum(not self.folder.has(key) for key in {job.key for job in flat})
-        done, _ = carry_out(self.folder, flat, self.workers, self.progress, refuse=False)
+        done = self._carry_out(flat)
         errors: dict[str, str | None] = {key: result.error for key, result in done.items() if result.error}
         wrong = [result for result in done.values() if result.error and result.kind != INPUT_ERROR]
         if wrong:

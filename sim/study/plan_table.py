@@ -72,11 +72,15 @@ def _status(candidate: Candidate, winner: Candidate | None) -> tuple[str, str | 
         return INFEASIBLE, candidate.problem
     trial = _decisive(candidate)
     if candidate.high is not None:
-        return FEASIBLE, f"{candidate.high} replicas meet the SLO, at more than the winner"
-    missed = f"{trial.replicas} replicas do not meet it: {missed_targets(trial)}" if trial else "by its bounds"
+        return FEASIBLE, f"with {_replicas(candidate.high)} it meets the SLO, at no less than the winner costs"
+    missed = f"{_replicas(trial.replicas)} will not do: {missed_targets(trial)}" if trial else "by its bounds"
     if winner is None:
         return OPEN, missed
-    return DEARER, f"needs at least {_at_least(candidate)} replicas, not cheaper than the winner; {missed}"
+    return DEARER, f"needs {_replicas(_at_least(candidate))} or more, which cost no less than the winner; {missed}"
+
+
+def _replicas(number: int) -> str:
+    return "1 replica" if number == 1 else f"{number} replicas"
 
 
 def missed_targets(trial: Trial) -> str:

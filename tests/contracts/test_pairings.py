@@ -25,5 +25,7 @@ def test_slots_without_room_are_refused() -> None:
 @pytest.mark.parametrize("allocator", ["paged", "radix", "contiguous_oracle"])
 def test_trtllm_promises_no_more_than_the_model_length(allocator: str) -> None:
     """Declared beyond max_model_len: what must fit to completion is what the model can hold."""
-    scenario = Scenario(rows=(Row(output=39),), num_blocks=13, max_model_len=30, scheduler="trtllm", allocator=allocator)
+    scenario = Scenario(
+        rows=(Row(output=39),), num_blocks=13, max_model_len=30, scheduler="trtllm", allocator=allocator
+    )
     assert len(simulate(scenario).requests["status"]) == 1

@@ -20,7 +20,7 @@ def test_chunks_of_equal_progress_take_turns() -> None:
 
 
 def test_no_capacity_is_wasted_when_everything_fits() -> None:
-    assert TensorRtLlm(chunking="equal_progress")._shares(300, [80, 80, 80]) == [80, 80, 80]
+    assert TensorRtLlm(chunking="equal_progress")._shares(300, [80, 80, 80], 300) == [80, 80, 80]
 
 
 ROWS = ((100, 60), (64, 64), (32, 32), (16, 16))  # prompt and output of A, B, C, D
