@@ -37,8 +37,8 @@ class Traits:
 class Scheduler(Protocol):
     """Decides what one replica executes in the next step.
 
-    May have an attribute `traits: Traits`, and a method `never_fits(seq, pool_tokens, block_size, longest) -> str | None`
-    that says why a request could not be admitted even on an empty replica (`longest`: tokens at which it is stopped).
+    May have an attribute `traits: Traits`, and a method `never_fits(seq, pool_tokens, block_size, longest)` that says
+    why a request could not be admitted even on an empty replica, or None (`longest`: tokens at which it is stopped).
     """
 
     # Further optional members. `next_tenant(tenants) -> tenant`: the waiting queue is one queue a tenant, and this says

@@ -231,7 +231,8 @@ class Replica:
         """Why this replica could never serve the sequence, or None; also settles how many tokens it will emit here."""
         longest = min(self.limits.max_model_len + self.traits.extra_tokens, self.kv.longest_sequence)
         room = longest - seq.num_prompt_tokens
-        if self.traits.drops_unservable and self.limits.max_model_len < seq.num_prompt_tokens <= self.kv.longest_sequence:
+        too_long = self.limits.max_model_len < seq.num_prompt_tokens <= self.kv.longest_sequence
+        if too_long and self.traits.drops_unservable:
             return None  # the scheduler drops it when its turn comes
         if room < 1:
             return f"prompt of {seq.num_prompt_tokens} tokens does not fit a sequence of at most {longest} tokens"

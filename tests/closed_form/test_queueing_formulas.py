@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 STEP = 0.25  # seconds, the "quarter" cost model
-NUM_REQUESTS = 6000
+NUM_REQUESTS = 5000
 WARMUP = 500
 BATCHES = 25
 ERRORS = 4.0  # standard errors

@@ -426,7 +426,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "sarathi": {"depth": 1},
     "simple_chunking": {"depth": 1},
     "orca": WHOLE_PROMPTS,
-    "static": WHOLE_PROMPTS,
+    "static": {**WHOLE_PROMPTS, "host_blocks": 0},
     "iteration_level": WHOLE_PROMPTS,
     "distserve": WHOLE_PROMPTS,
     "trtllm": {"depth": 1},

@@ -217,7 +217,7 @@ def prompts(draw: st.DrawFn) -> list[list[int]]:
 def test_run_length_memory_equals_plain_blocks(block_size: int) -> None:
     """Admissions with hits, chunks, decodes, preemptions and ends in any order."""
 
-    @examples(80)
+    @examples(60)
     @given(
         prompts(),
         st.sampled_from([1, 2, 4, 6]),
