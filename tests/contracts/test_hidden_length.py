@@ -23,7 +23,9 @@ def rows(lengths: tuple[int, ...]) -> tuple[Row, ...]:
 def test_the_first_batch_is_the_same_whatever_the_true_lengths(scheduler: str) -> None:
     found = []
     for lengths in LENGTHS:
-        plain = Scenario(rows=rows(lengths), max_num_seqs=3, max_num_batched_tokens=64, max_model_len=100, num_blocks=200)
+        plain = Scenario(
+            rows=rows(lengths), max_num_seqs=3, max_num_batched_tokens=64, max_model_len=100, num_blocks=200
+        )
         scenario = replace(plain, **{"scheduler": scheduler, **ENGINES.get(scheduler, {})})
         simulation = make_simulation(scenario, step_by_step=True)
         batches: list[list[tuple[int, int]]] = []

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-from scenarios import ENGINES, Row, Scenario, make_policy, simulate
+from scenarios import Row, Scenario, make_policy, simulate
 
 from policies.scheduler import SCHEDULERS
 from sim.errors import InputError
-from sim.result import Status
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
