@@ -524,7 +524,6 @@ class BatchBuilder:
         popped = self._replica.waiting.pop()
         if popped is not seq:
             raise PolicyError(f"request {seq.row} dropped out of turn at {self.now} s")
-        self.dropped.append(seq)
         self._replica.drop(seq, reason, self.now)
 
     def _refuse(self) -> bool:

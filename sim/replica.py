@@ -21,7 +21,6 @@ from sim.batch import BatchBuilder
 from sim.clock import Clock, Order, Timer
 from sim.cohort import Cohort
 from sim.cost.base import BatchShape
-from sim.errors import RunError
 from sim.interfaces import Traits
 from sim.kv.paged import NO_MATCH, Match, PagedKV
 from sim.padding import Padding
@@ -697,22 +696,22 @@ class Replica:
             room = self.limits.max_model_len - seq.num_prompt_tokens + self.traits.extra_tokens
             seq._num_output_tokens = min(seq.num_emitted + seq.max_output_tokens, room)
         seq.num_computed = 0
-        self._count_preemption(seq, now)
-        seq.phase = Phase.WAITING
-        self.waiting.push_preempted(seq)
+        if self._count_preemption(seq, now):
+            seq.phase = Phase.WAITING
+            self.waiting.push_preempted(seq)
 
-    def _count_preemption(self, seq: Sequence, now: float) -> None:
-        """Raises `RunError` where the same preemption goes on for ever, as it can in a real engine."""
+    def _count_preemption(self, seq: Sequence, now: float) -> bool:
+        """False where the same preemption would go on for ever, as in a real engine it can: the sequence is dropped."""
         seq.num_preemptions += 1
         self.num_preemptions += 1
         state = seq.row, seq.num_emitted, self.cohort.clock
         self._num_fruitless = self._num_fruitless + 1 if state == self._last_preempted else 0
         self._last_preempted = state
-        if self._num_fruitless >= MAX_FRUITLESS:
-            raise RunError(
-                f"{self.name}: request {seq.row} has been preempted {MAX_FRUITLESS} times in a row without a new token "
-                f"by {now:.6f} s: with this scheduler it can never get on in {self.kv.num_usable} KV blocks"
-            )
+        if self._num_fruitless < MAX_FRUITLESS:
+            return True
+        reason = f"preempted {MAX_FRUITLESS} times in a row without a new token: it never gets on in "
+        self.drop(seq, f"{reason}{self.kv.num_usable} KV blocks with this scheduler", now)
+        return False
 
     def num_held(self, seq: Sequence) -> int:
         """Blocks that the sequence holds, or held when it was swapped out."""
@@ -722,6 +721,7 @@ class Replica:
         """Carry out a preemption by swapping: GPU blocks freed, computed tokens kept, to the end of the swapped
         queue.
         """
+        assert self.host is not None
         free, reserved = self.kv.num_free, seq.reserved_blocks
         was_prefill = seq.phase is Phase.PREFILL
         self._leave_running(seq, now, took_token)
@@ -730,9 +730,11 @@ class Replica:
         if was_prefill:
             seq.last_end = 0.0
         seq.evicted_time = max(now, seq.last_end) if seq.evicted_time == NEVER else seq.evicted_time
-        self._count_preemption(seq, now)
-        seq.phase = Phase.SWAPPED
-        self.swapped.append(seq)
+        if self._count_preemption(seq, now):
+            seq.phase = Phase.SWAPPED
+            self.swapped.append(seq)
+        else:
+            self.host.forget(self.num_held(seq))
 
     def swap_in(self, seq: Sequence, num_blocks: int, now: float) -> int:
         """The first swapped sequence runs again, on `num_blocks` fresh blocks; return how many were copied."""
@@ -765,7 +767,8 @@ class Replica:
         self.host.forget(self.num_held(seq))
 
     def drop(self, seq: Sequence, reason: str, now: float) -> None:
-        """Give up a sequence that the scheduler took from the waiting queue."""
+        """Give up a sequence that is in none of the queues any more."""
+        self.builder.dropped.append(seq)
         if seq.evicted_time != NEVER:
             seq.preempted_duration += max(0.0, now - seq.evicted_time)
         seq.failure = reason

@@ -22,10 +22,20 @@ if TYPE_CHECKING:
     from sim.workload.base import Workload
 
 GROUP = "inference-perf"
+LEAST_SENT = 0.97  # of the requested rate, for a stage to be replayed
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
 _COLUMNS = (
     *("run", "model", "gpu", "tp", "max_model_len", "stage", "vllm_version", "max_num_seqs", "prefix_caching"),
-    *("quantization", "speculative", "requested_rate", "send_duration_s", "count", "n_failed", "prompt_len_mean"),
+    *(
+        "quantization",
+        "speculative",
+        "requested_rate",
+        "achieved_rate",
+        "send_duration_s",
+        "count",
+        "n_failed",
+        "prompt_len_mean",
+    ),
     *("output_len_requested", "itl_true_mean_s"),
     *(f"{name}_{s}_s" for name in ("ttft", "e2e") for s in _STATISTICS),
 )
@@ -51,6 +61,8 @@ def _why_not(row: pd.Series) -> str | None:
         return "speculative decoding"
     if str(row["quantization"]) != "none":
         return f"quantization {row['quantization']}"
+    if row["achieved_rate"] < LEAST_SENT * row["requested_rate"]:
+        return "saturated: the client could not send at the rate asked for, its limit is not recorded"
     return None
 
 

@@ -12,7 +12,7 @@ from sim import yamlfile
 from sim.catalogue import read_entry
 from sim.model import load_model
 
-WEIGHTS = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "fp4": "fp4", "bf16": "bf16", "fp16": "fp16"}
+WEIGHTS = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "bf16": "bf16", "fp16": "fp16"}
 
 
 @cache

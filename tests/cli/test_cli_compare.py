@@ -46,7 +46,8 @@ def test_a_clear_difference_is_found_and_written(
     edited: Edit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [str(edited("two", 2)), str(edited("one", 1))]
-    assert compare(*files, "--replications", "4") == 0
+    metrics = [word for name in ("e2e.mean", "cost.price", "prefix_cache.hit_rate") for word in ("--metric", name)]
+    assert compare(*files, *metrics, "--replications", "4") == 0
     printed = capsys.readouterr().out
     assert "one against two, 4 replications (seeds 7 to 10)" in printed
     folder = tmp_path / "out/two-vs-one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -102,7 +103,7 @@ def slower_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """For every dyadic cost model a twin `slow-NAME` that takes twice as long, in a unit twice as long."""
     for name in DYADIC_COSTS:
         unit = COSTS[name][0]
-        monkeypatch.setitem(COSTS, f"slow-{name}", (2 * unit, lambda name=name: Slower(cost_model(name))))
+        monkeypatch.setitem(COSTS, f"slow-{name}", (2 * unit, partial(Slower, cost_model(name))))
 
 
 @pytest.mark.usefixtures("slower_costs")

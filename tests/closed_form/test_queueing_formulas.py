@@ -25,11 +25,11 @@ from sim.units import array_to_grid
 from sim.workload.base import Workload
 from sim.workload.columns import Columns
 
-Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int64]
 
 STEP = 0.25  # seconds, the "quarter" cost model
-NUM_REQUESTS = 5000
+NUM_REQUESTS = 6000
 WARMUP = 500
 BATCHES = 25
 ERRORS = 4.0  # standard errors
@@ -50,7 +50,9 @@ def serve(
 ) -> RunResult:
     """Play the queue: replicas of `servers` sequences each, synchronous engine, a step takes STEP seconds."""
     ones = np.ones(len(arrival), dtype=np.int64)
-    workload = Workload(arrival, num_prompt_tokens=ones, num_output_tokens=tokens, max_output_tokens=tokens)
+    workload = Workload(
+        arrival.astype(np.float64), num_prompt_tokens=ones, num_output_tokens=tokens, max_output_tokens=tokens
+    )
 
     def make_replicas(clock: Clock, on_end: EndFunction, columns: Columns) -> list[Replica]:
         return [

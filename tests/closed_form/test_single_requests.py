@@ -28,7 +28,7 @@ def token_steps(result: RunResult) -> list[list[float]]:
 
 def steps(result: RunResult, name: str) -> list[float]:
     """A column of instants in steps."""
-    return (4 * result.requests[name]).tolist()
+    return [4 * time for time in result.requests[name].tolist()]
 
 
 @BOTH

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 import policies
 from sim.clock import Clock
-from sim.cost import ConstantCost, build_cost_model
+from sim.cost import build_cost_model
 from sim.cost.base import CostModel
+from sim.cost.constant import ConstantCost
 from sim.engine import EndFunction, Simulation
 from sim.hardware import load_gpu
 from sim.kv.host import HostMemory
@@ -379,6 +380,8 @@ def scenarios(draw: st.DrawFn, space: Space) -> Scenario:
         **names,
     )
     scenario = replace(scenario, **ENGINES.get(scenario.scheduler, {}))
+    if scenario.allocator == "slots":  # a quarter of the memory each
+        return replace(scenario, num_blocks=4 * (scenario.num_blocks - 1) + 1)
     return replace(scenario, watermark_blocks=0) if scenario.allocator.startswith("contiguous") else scenario
 
 

@@ -119,7 +119,7 @@ def watch(simulation: Simulation) -> list[int]:
 def test_budgets_and_blocks_at_every_call(scheduler: str) -> None:
     """Tokens within the budget, sequences within theirs, free + referenced = usable, references = holders."""
 
-    @examples(20)
+    @examples(15)
     @given(scenarios(Space(policies={"scheduler": scheduler}, num_replicas=(1, 1, 2), timeline=False)))
     def check(scenario: Scenario) -> None:
         check_every_call(scenario)
@@ -151,7 +151,7 @@ def check_nothing_left(simulation: Simulation) -> None:
 # --- what the requests got --------------------------------------------------------------------------------------------
 
 
-@examples(50)
+@examples(35)
 @given(scenarios(Space(num_replicas=(1, 2))))
 def test_requests_end_once_with_the_tokens_they_are_due(scenario: Scenario) -> None:
     """Statuses add up; finished requests got min(true, declared, room) tokens; times are in order."""
@@ -207,7 +207,7 @@ def check_deliveries(result: RunResult) -> None:
             assert len(later) == len(times) - 1
 
 
-@examples(40)
+@examples(35)
 @given(scenarios(Space(num_replicas=(1, 2), timeline=False)))
 def test_no_gap_is_counted_to_a_token_that_never_came(scenario: Scenario) -> None:
     """max_itl is the largest gap between tokens delivered before the request ended, cancelled requests included."""
@@ -221,14 +221,14 @@ def test_no_gap_is_counted_to_a_token_that_never_came(scenario: Scenario) -> Non
         np.testing.assert_equal(float(measured.columns["max_itl"][row]), largest)
 
 
-@examples(50)
+@examples(35)
 @given(scenarios(Space(num_replicas=(1, 2), timeline=False)))
 def test_parts_of_a_latency_add_up_exactly(scenario: Scenario) -> None:
     """All parts to end - arrival, those before the first token to ttft, bit for bit; none is negative."""
     simulation = make_simulation(scenario)
     result = simulation.run()
     columns = measure(result, simulation.workload, None).columns
-    total = sum(columns[name] for name in PARTS)
+    total = np.sum([columns[name] for name in PARTS], axis=0)  # exact on the time grid, in any order
     np.testing.assert_array_equal(total, columns["finish_time"] - columns["arrival_time"] + columns["client_latency"])
     for name in PARTS:
         assert (columns[name] >= 0).all(), name
@@ -246,7 +246,7 @@ def test_parts_of_a_latency_add_up_exactly(scenario: Scenario) -> None:
 # --- what the replicas did --------------------------------------------------------------------------------------------
 
 
-@examples(40)
+@examples(35)
 @given(scenarios(Space(num_replicas=(1, 2))))
 def test_replica_totals(scenario: Scenario) -> None:
     """Busy time within the run; the step log adds up to the totals; every token came out of a step."""
@@ -276,7 +276,7 @@ def counts_as_computed(simulation: Simulation, result: RunResult) -> int:
     return int((prompts + result.requests["num_output_tokens"] - 1)[finished].sum())
 
 
-@examples(40)
+@examples(35)
 @given(scenarios(Space(timeline=False)))
 def test_work_is_what_the_requests_needed_and_what_was_lost(scenario: Scenario) -> None:
     """Scheduled tokens = prompts not cached + outputs - 1 + recomputed, plus surplus steps, for runs without losses."""
@@ -293,7 +293,7 @@ def test_work_is_what_the_requests_needed_and_what_was_lost(scenario: Scenario) 
         assert replica.num_tokens >= needed
 
 
-@examples(40)
+@examples(35)
 @given(scenarios(Space(costs=tuple(LATTICES), timeline=False)))
 def test_memory_integrals_equal_a_brute_force_sum(scenario: Scenario) -> None:
     """Blocks and tokens sampled between all instants at which anything can happen, on a lattice of such instants."""

@@ -71,7 +71,7 @@ def assert_fast_forward_is_exact(scenario: Scenario) -> None:
 def test_every_scheduler(scheduler: str) -> None:
     """One replica, any preemption policy, any memory."""
 
-    @examples(25)
+    @examples(20)
     @given(scenarios(Space(policies={"scheduler": scheduler})))
     def check(scenario: Scenario) -> None:
         assert_fast_forward_is_exact(scenario)

@@ -205,7 +205,7 @@ def test_ex_v5_priority() -> None:
 
 def test_ex_v6_long_prefill_threshold() -> None:
     """At most 64 tokens of one prompt a step, so G2 gets in; not applied to a request that is alone."""
-    settings = {"max_num_batched_tokens": 128, "long_prefill_token_threshold": 64, "num_blocks": 101}
+    settings: dict[str, Any] = {"max_num_batched_tokens": 128, "long_prefill_token_threshold": 64, "num_blocks": 101}
     both = run({"G1": (200, 3), "G2": (20, 3)}, **settings)
     scheduled = [list(call.scheduled.values()) for call in both.calls]
     assert scheduled == [[64, 20], [64, 1], [64, 1], [8], [1], [1]]

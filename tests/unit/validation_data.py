@@ -92,6 +92,7 @@ def write_silicon(folder: Path) -> None:
         "model_path": "meta-llama/Llama-3.1-8B-Instruct",
         "system": "h200_sxm",
         "precision": "fp8",
+        "gemm_quant_mode": "fp8",
         "mode": "agg",
         "isl": 100,
         "osl": 10,
