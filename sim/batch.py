@@ -62,7 +62,7 @@ class BatchBuilder:
         self.progress_lost: dict[int, tuple[int, int]] = {}  # prompt tokens computed and left when preempted, by row
         self.num_copied_blocks = 0  # between GPU and host, before this step
         self.again = False  # the scheduler wants to be asked for the next step whatever happens
-        self.short_of_memory = False  # somebody was refused because blocks did not suffice
+        self.refused_for_memory: Sequence | None = None  # who was refused last because blocks did not suffice
         self.asker: Sequence | None = None  # who needs the blocks of the sequence that is being preempted
         self._unsteady = False  # the refused candidate may fit later although nothing visible happens
         self.num_set_aside = 0  # of those passed over, the ones that wait for somebody to leave
@@ -73,6 +73,11 @@ class BatchBuilder:
     @property
     def num_preempted(self) -> int:
         return len(self.preempted) + len(self.swapped_out)
+
+    @property
+    def short_of_memory(self) -> bool:
+        """Whether somebody was refused because blocks did not suffice."""
+        return self.refused_for_memory is not None
 
     @property
     def num_sequences(self) -> int:
@@ -461,6 +466,7 @@ class BatchBuilder:
         if tokens > self.tokens_left or len(replica.running) >= limits.max_num_seqs:
             return False
         if not self._kv.fits(blocks + limits.watermark_blocks):
+            self.refused_for_memory = seq
             return False
         copied = replica.swap_in(seq, blocks if tokens else replica.num_held(seq), self.now)
         self.num_copied_blocks += copied
@@ -499,6 +505,7 @@ class BatchBuilder:
         if self._kv.reserves:
             self._kv.account(self.now)
             hold_tokens = self._kv.reservation(seq, limits.max_model_len)
+        hold_tokens, fit_tokens = (min(tokens, self._kv.longest_sequence) for tokens in (hold_tokens, fit_tokens))
         match = self._replica.match(seq)
         wanted = seq.num_known - match.num_tokens
         if not limits.chunked_prefill and wanted > self.tokens_left:
@@ -511,7 +518,7 @@ class BatchBuilder:
             spare_blocks = limits.watermark_blocks if self._replica.running else 0
         if not self._kv.fits(needed - match.num_blocks + match.num_idle + spare_blocks):
             self._unsteady = self._kv.could_grow(seq.content, match)
-            self.short_of_memory = True
+            self.refused_for_memory = seq
             if self._kv.reserves:
                 self._kv.account(self.now, needed)
             return self._refuse()

@@ -230,6 +230,8 @@ class PoolBuilder:
         kv = self.pool.kv_cache
         where = self.config.where(f"{self.path}.kv_cache")
         self.allocator = policies.make("block_allocator", kv.allocator, kv.params, where)
+        if getattr(self.allocator, "context_shift", False) and self.pool.scheduler.policy != "llama_server":
+            raise InputError(f"{where}.context_shift: goes with scheduler.policy llama_server only")
         if self.pool.speculation is not None and (kv.allocator, self.pool.preemption.mode) != ("paged", "recompute"):
             where = self.config.where(f"{self.path}.speculation")
             raise InputError(f"{where}: is modelled with kv_cache.allocator paged and preemption.mode recompute only")

@@ -82,8 +82,8 @@ class Replica:
         self.clock = clock
         self.scheduler = scheduler
         self.traits: Traits = getattr(scheduler, "traits", None) or Traits()
-        if kv.reserves:  # every decode has its slot
-            self.traits = replace(self.traits, decode_spare_blocks=0)
+        if kv.reserves:  # every decode and every chunk has its slot
+            self.traits = replace(self.traits, decode_spare_blocks=0, chunk_needs_block=False)
         self.preemption = preemption
         bound = getattr(preemption, "max_preemptions", None)
         self.max_preemptions: float = NEVER if bound is None else bound
@@ -144,8 +144,8 @@ class Replica:
         self.num_plans = 0
         self.busy_time = 0.0
         self.num_preemptions = 0
-        self._num_fruitless = 0  # preemptions of one sequence in a row, nobody having got a token
-        self._last_preempted = (-1, 0, 0)  # row, tokens emitted, decode clock
+        self._fruitless: dict[int, tuple[int, int]] = {}  # (emitted tokens, preemptions with so many) by row
+        self._fruitless_clock = 0  # decode clock at which these were counted
         self.num_lookup_tokens = 0
         self.num_hit_tokens = 0
         self.block_seconds = 0.0  # blocks x release instants - blocks x instants taken, decode blocks left out
@@ -241,11 +241,11 @@ class Replica:
             return (
                 f"prompt of {seq.num_prompt_tokens} tokens exceeds max_num_batched_tokens {budget} and is not chunked"
             )
-        allowed = min(seq.max_output_tokens, room)
+        allowed = seq.max_output_tokens if self.kv.shifts else min(seq.max_output_tokens, room)
         seq.stops_early = seq._num_output_tokens < allowed
         seq._num_output_tokens = min(seq._num_output_tokens, allowed)
         blocks = -(-(seq.num_prompt_tokens + seq._num_output_tokens - 1) // self.kv.block_size)
-        if blocks > self.kv.num_usable:
+        if blocks > self.kv.num_usable and not self.kv.shifts:
             return f"needs {blocks} KV blocks at its full length, the replica has {self.kv.num_usable}"
         never_fits = getattr(self.scheduler, "never_fits", None)
         reason: str | None = self.kv.never_fits(seq, self.limits.max_model_len)
@@ -535,9 +535,22 @@ class Replica:
 
     def _after_empty_call(self, builder: BatchBuilder, now: float) -> float:
         """Instant of the call after one without a batch: soon if it changed something, else when something happens."""
-        if builder.again or builder.num_preempted or builder.dropped:
+        self._drop_hopeless(builder, now)
+        if builder.again or builder.num_preempted or builder.dropped or builder.swapped_in:
             return now + to_grid(self.empty_call_duration + self._copy_duration(builder))
         return NEVER
+
+    def _drop_hopeless(self, builder: BatchBuilder, now: float) -> None:
+        """Who is refused for want of memory while all of it is free will never get in."""
+        seq = builder.refused_for_memory
+        if seq is None or builder.num_preempted or self.running or self.kv.num_free < self.kv.num_usable:
+            return
+        if seq.phase is Phase.SWAPPED:
+            self._forget_swapped(seq)
+        else:
+            self.waiting.remove(seq)
+        self._refused = False
+        self.drop(seq, f"all {self.kv.num_usable} KV blocks are free and it does not get in with this scheduler", now)
 
     def _copy_duration(self, builder: BatchBuilder) -> float:
         """Seconds for which the copies between GPU and host delay the step."""
@@ -596,6 +609,10 @@ class Replica:
         if seq.reserved_blocks and seq.reserved_blocks <= -(-seq.num_computed // self.kv.block_size):
             seq.reserved_blocks = 0  # a reserve that is full already changes nothing, but would cut plans
         left = seq._num_output_tokens - seq.num_emitted
+        if self.kv.shifts and left:
+            if not self.kv.tokens_until_shift(seq.num_computed):
+                self._shift(seq)
+            left = min(left, self.kv.tokens_until_shift(seq.num_computed))
         seq.end_clock = cohort.clock + left - 1
         seq.leave_clock = cohort.clock + left + (self.limits.depth - 1 if seq.stops_early else 0)
         if seq.leave_clock > cohort.clock:
@@ -603,6 +620,12 @@ class Replica:
         else:
             seq.phase = Phase.DRAINING
             heappush(self.finishing, (seq.last_end, seq.order, seq))
+
+    def _shift(self, seq: Sequence) -> None:
+        """A sequence that has filled its memory drops old tokens, to go on decoding."""
+        dropped = self.kv.shift(seq)
+        seq.num_computed -= dropped
+        seq.token_time_sum -= dropped * seq.last_end
 
     # --- sequences come and go ----------------------------------------------------------------------------------------
 
@@ -704,10 +727,12 @@ class Replica:
         """False where the same preemption would go on for ever, as in a real engine it can: the sequence is dropped."""
         seq.num_preemptions += 1
         self.num_preemptions += 1
-        state = seq.row, seq.num_emitted, self.cohort.clock
-        self._num_fruitless = self._num_fruitless + 1 if state == self._last_preempted else 0
-        self._last_preempted = state
-        if self._num_fruitless < MAX_FRUITLESS:
+        if self._fruitless_clock != self.cohort.clock:  # somebody got on
+            self._fruitless, self._fruitless_clock = {}, self.cohort.clock
+        emitted, count = self._fruitless.get(seq.row, (seq.num_emitted, 0))
+        count = count + 1 if emitted == seq.num_emitted else 1
+        self._fruitless[seq.row] = seq.num_emitted, count
+        if count <= MAX_FRUITLESS:
             return True
         reason = f"preempted {MAX_FRUITLESS} times in a row without a new token: it never gets on in "
         self.drop(seq, f"{reason}{self.kv.num_usable} KV blocks with this scheduler", now)
@@ -847,6 +872,9 @@ class Replica:
             if seq.end_clock >= seq.join_clock:
                 seq.num_emitted += seq.end_clock + 1 - seq.join_clock
                 seq.last_end = self.times.end_at[seq.end_clock]
+            if self.kv.shifts and seq.num_emitted < seq._num_output_tokens:
+                self._join(seq)
+                continue
             seq.phase = Phase.DRAINING
             heappush(self.finishing, (seq.last_end, seq.order, seq))
             self._refused = False

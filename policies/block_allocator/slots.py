@@ -13,12 +13,16 @@ class Slots:
     """llama.cpp's server (server-context at fb40266): `parallel` slots share the KV memory equally.
 
     `slot_prompt_similarity`: share of a prompt that an idle slot must already hold to be chosen for it (0: never);
-    otherwise the slot that was idle longest is taken. Ignores: unified KV, the host prompt cache, reuse of shifted
-    chunks.
+    otherwise the slot that was idle longest is taken. `context_shift` (the server's --context-shift, off by default):
+    a sequence that fills its slot keeps its first `keep` tokens (--keep, and one more where the model has a BOS token),
+    drops half of the others and goes on; otherwise it ends there. Ignores: unified KV, the host prompt cache, reuse of
+    shifted chunks, the time that a shift takes.
     """
 
     parallel: int = 4
     slot_prompt_similarity: float = 0.1
+    context_shift: bool = False
+    keep: int = 0
 
     def __post_init__(self) -> None:
         if self.parallel < 1:
@@ -30,4 +34,7 @@ class Slots:
         context = (num_blocks - 1) * block_size // self.parallel
         if context < 1:
             raise InputError(f"{self.parallel} slots share {(num_blocks - 1) * block_size} tokens: less than one each")
-        return SlotKV(self.parallel, context, self.slot_prompt_similarity, prefix_caching)
+        if self.context_shift and not 0 <= self.keep <= context - 3:
+            raise InputError(f"keep must lie in [0, {context - 3}], as a slot has {context} tokens (got {self.keep})")
+        keep = self.keep if self.context_shift else None
+        return SlotKV(self.parallel, context, self.slot_prompt_similarity, prefix_caching, keep)

@@ -11,6 +11,7 @@ from policies.scheduler.iteration_level import IterationLevel
 from policies.scheduler.llama_server import LlamaServer
 from policies.scheduler.mlfq import Mlfq
 from policies.scheduler.orca import Orca
+from policies.scheduler.peak_memory import PeakMemory
 from policies.scheduler.priority import Priority
 from policies.scheduler.sarathi import Sarathi
 from policies.scheduler.sglang import SGLang
@@ -41,4 +42,5 @@ SCHEDULERS: dict[str, Callable[..., Scheduler]] = {
     "trtllm": TensorRtLlm,
     "distserve": DistServe,
     "llama_server": LlamaServer,
+    "peak_memory": PeakMemory,
 }

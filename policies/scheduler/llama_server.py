@@ -15,10 +15,9 @@ class LlamaServer:
     """llama.cpp's server (server-context at fb40266); goes with allocator `slots`; n_batch is `max_num_batched_tokens`.
 
     A request waits for a free slot, in arrival order, and keeps it to its end: nobody is preempted. A long prompt in a
-    low slot starves those in higher ones. A sequence ends when its slot's context is full (the server's default;
-    `--context-shift`, which drops half of the context and goes on, is not modelled). Ignores: micro-batches of
-    n_ubatch, LoRA groups, checkpoints, the host prompt cache. A newcomer's first chunk comes behind prompts under way,
-    whatever its slot.
+    low slot starves those in higher ones. A sequence ends when its slot's context is full, unless the allocator has
+    `context_shift`. Ignores: micro-batches of n_ubatch, LoRA groups, checkpoints, the host prompt cache. A newcomer's
+    first chunk comes behind prompts under way, whatever its slot.
     """
 
     def queue_key(self, seq: SequenceView) -> tuple[float, ...] | None:

@@ -47,6 +47,7 @@ class PagedKV:
     """
 
     reserves = False  # whether every sequence gets all its memory when it enters
+    shifts = False  # whether a sequence that fills its memory drops old tokens and goes on
 
     def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool) -> None:
         self.num_blocks = num_blocks
@@ -222,6 +223,14 @@ class PagedKV:
     def never_fits(self, seq: Sequence, max_model_len: int) -> str | None:
         """Why the sequence could not enter even an empty memory; None if it could."""
         return None
+
+    def tokens_until_shift(self, num_computed: int) -> int:
+        """Where `shifts`: decode steps that a sequence of so many computed tokens can still make."""
+        raise NotImplementedError
+
+    def shift(self, seq: Sequence) -> int:
+        """Where `shifts`: drop old tokens of a sequence; how many."""
+        raise NotImplementedError
 
     def account(self, now: float, num_wanted: int = 0) -> None:
         """Where `reserves`: called before anything changes, and when a request of `num_wanted` blocks is refused."""

@@ -31,26 +31,31 @@ class Slot:
 
 
 class SlotContent(Content):
-    """The tokens of one sequence, and its slot."""
+    """The tokens of one sequence, its slot, and how many leading ones still lie where they were computed."""
 
-    __slots__ = ("key", "slot")
+    __slots__ = ("key", "num_in_place", "slot")
 
     def __init__(self, key: Key) -> None:
         super().__init__()
         self.key = key
         self.slot: Slot | None = None
+        self.num_in_place = MANY_TOKENS
 
 
 class SlotKV(PagedKV):
     """`num_slots` slots of `context` tokens. `similarity`: share of a prompt that a slot must hold to be chosen
-    for it.
+    for it. `keep`: tokens that a shift leaves in front; None: a full slot ends its sequence.
     """
 
-    def __init__(self, num_slots: int, context: int, similarity: float, cache_prompt: bool) -> None:
+    def __init__(
+        self, num_slots: int, context: int, similarity: float, cache_prompt: bool, keep: int | None = None
+    ) -> None:
         super().__init__(num_slots + 1, context, prefix_caching=True)
         self.longest_sequence = context
         self.similarity = similarity
         self.cache_prompt = cache_prompt
+        self.shifts = keep is not None
+        self.keep = keep or 0
         self._idle = [Slot(i) for i in range(num_slots)]
         self._uses = 0
 
@@ -94,7 +99,8 @@ class SlotKV(PagedKV):
         assert isinstance(seq.content, SlotContent)
         assert seq.content.slot is not None
         slot, self._uses = seq.content.slot, self._uses + 1
-        slot.key, slot.last_used = key_slice(seq.content.key, 0, num_registered_tokens), self._uses
+        num_tokens = min(num_registered_tokens, seq.content.num_in_place)
+        slot.key, slot.last_used = key_slice(seq.content.key, 0, num_tokens), self._uses
         self._idle.append(slot)
         self._idle.sort(key=lambda slot: slot.index)
         seq.content.slot = None
@@ -102,8 +108,18 @@ class SlotKV(PagedKV):
 
     def never_fits(self, seq: Sequence, max_model_len: int) -> str | None:
         """A slot must hold the whole sequence, whatever engine it is that would let it grow."""
-        length = seq.num_prompt_tokens + seq._num_output_tokens - 1
+        length = seq.num_prompt_tokens + (0 if self.shifts else seq._num_output_tokens - 1)
         return None if length <= self.block_size else f"{length} tokens do not fit a slot of {self.block_size}"
+
+    def tokens_until_shift(self, num_computed: int) -> int:
+        """A slot shifts before the step that would fill its last token."""
+        return max(0, self.block_size - 1 - num_computed)
+
+    def shift(self, seq: Sequence) -> int:
+        """Half of what comes after the kept tokens goes; the rest slides down, which later prompts cannot match."""
+        assert isinstance(seq.content, SlotContent)
+        seq.content.num_in_place = self.keep
+        return (seq.num_computed - self.keep) // 2
 
     def slot_of(self, seq: Sequence) -> int:
         """Index of the slot of a running sequence."""

@@ -1,6 +1,7 @@
 """Speed and memory of the simulator on four workloads, its flatness, its router, and the start-up of the program.
 
-    python tests/benchmarks/bench_engine.py [B1 B2 B3 B4 startup flat router] [--fast] [--step-by-step] [--out table.md]
+    python tests/benchmarks/bench_engine.py [B1 B2 B3 B4 startup flat presets router] [--fast] [--step-by-step]
+        [--out table.md]
 
 Every measurement is a process of its own. Machines differ and are shared, so each process also counts bare SimPy
 timeouts right before and right after it simulates, both by the CPU time that the process was given: the scaled time
@@ -92,7 +93,8 @@ CASES = [
     Case("B4", "Poisson 2,048/s, 512 in, 256 out", 256, poisson(1_000_000, 256), goal=120.0, runs=1, part=10_000),
 ]
 FLAT = [(32, 10_000), (32, 100_000), (32, 1_000_000), (4, 100_000), (256, 100_000)]
-EXTRAS = ("startup", "flat", "router")
+PRESETS = sorted(path.stem for path in (ROOT / "policies" / "presets").glob("*.yaml"))
+EXTRAS = ("startup", "flat", "presets", "router")
 
 
 @dataclass
@@ -192,6 +194,8 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
     """What a measuring process answers."""
     if job["what"] == "ratio":
         return measure_ratio(job["experiment"], job["started"])
+    if job["what"] == "preset":
+        return measure_preset(job["experiment"], job["started"])
     if job["what"] == "router":
         return measure_router(job["experiment"])
     measurement, _ = measure(job["experiment"], job["started"])
@@ -201,15 +205,15 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
 # --- in the process that asks -----------------------------------------------------------------------------------------
 
 
-def spawn(what: str, case: Case) -> dict[str, Any]:
+def spawn(what: str, experiment: dict[str, Any], name: str) -> dict[str, Any]:
     """Measure in a fresh process, with one thread and a temporary folder for its results."""
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TMPDIR": folder}
-        job = {"what": what, "experiment": case.experiment(), "started": time.time()}
+        job = {"what": what, "experiment": experiment, "started": time.time()}
         command = [sys.executable, __file__, "--child", json.dumps(job)]
         done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{case.name} ({what}) failed:\n{done.stderr}")
+        raise SystemExit(f"{name} ({what}) failed:\n{done.stderr}")
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
@@ -218,7 +222,7 @@ def run_case(case: Case) -> Measurement:
     """The run with the median scaled time."""
     answers = []
     for _ in range(case.runs):
-        answer = spawn("run", case)
+        answer = spawn("run", case.experiment(), case.name)
         answer.pop("scaled")
         answers.append(Measurement(**answer))
     median = statistics.median_low(answer.scaled for answer in answers)
@@ -248,7 +252,7 @@ def case_row(case: Case, with_ratio: bool) -> dict[str, str]:
         "scaled s of each run": got.note,
     }
     if with_ratio:
-        found = spawn("ratio", case.limited(case.part))
+        found = spawn("ratio", case.limited(case.part).experiment(), case.name)
         same = "same bytes" if found["same_bytes"] else "DIFFERENT BYTES"
         row["stepping / fast-forward"] = f"{found['ratio']:.1f} ({found['requests']:,} requests, {same})"
     return row
@@ -272,9 +276,47 @@ def flat_rows(fast: bool) -> list[dict[str, str]]:
     return rows
 
 
+def preset_experiment(preset: str, requests: int) -> dict[str, Any]:
+    """2 replicas under a load at which each of them runs some 30 sequences at once and none is overloaded."""
+    case = Case("presets", "presets", 2, poisson(requests, 2))
+    experiment = case.experiment()
+    pool = experiment["cluster"]["pools"][0]
+    del pool["scheduler"], pool["kv_cache"]
+    pool |= {"engine": preset, "max_model_len": 4096}
+    return experiment
+
+
+def measure_preset(experiment: dict[str, Any], started: float) -> dict[str, Any]:
+    """Share of steps skipped, and CPU microseconds of an evaluated step when all of them are."""
+    fast, fast_folder = measure(experiment, started)
+    slow, slow_folder = measure(experiment, time.time(), step_by_step=True)
+    same = (fast_folder / "requests.parquet").read_bytes() == (slow_folder / "requests.parquet").read_bytes()
+    microseconds = slow.scaled / slow.steps * 1e6
+    return {"skipped": fast.skipped, "steps": slow.steps, "microseconds": microseconds, "same_bytes": same}
+
+
+def preset_rows(fast: bool) -> list[dict[str, str]]:
+    """Fast-forward and cost of an evaluated step of every engine preset, against vllm-v1's."""
+    answers = {}
+    for preset in PRESETS:
+        answers[preset] = spawn("preset", preset_experiment(preset, 100 if fast else 1500), preset)
+    base = answers["vllm-v1"]["microseconds"]
+    return [
+        {
+            "preset": preset,
+            "steps": f"{got['steps']:,}",
+            "skipped": f"{got['skipped']:.1%}",
+            "scaled us a step, stepping": f"{got['microseconds']:.0f}",
+            "against vllm-v1": f"{got['microseconds'] / base:.2f}",
+            "fast-forward": "same bytes" if got["same_bytes"] else "DIFFERENT BYTES",
+        }
+        for preset, got in answers.items()
+    ]
+
+
 def router_rows() -> list[dict[str, str]]:
     """One decision of least_outstanding_requests among 256 replicas."""
-    got = spawn("router", Case("router", "router", 256, poisson(10, 256)))
+    got = spawn("router", Case("router", "router", 256, poisson(10, 256)).experiment(), "router")
     scaled = got["microseconds"] * got["timeout_rate"] / REFERENCE_RATE
     return [{"replicas": f"{got['replicas']}", "scaled us a decision": f"{scaled:.2f}"}]
 
@@ -285,7 +327,7 @@ def startup_rows(runs: int) -> list[dict[str, str]]:
     help_times, first_times = [], []
     for _ in range(runs):
         help_times.append(command_times([sys.executable, "-m", "sim", "--help"]))
-        answer = spawn("run", one)
+        answer = spawn("run", one.experiment(), one.name)
         first_times.append((answer["import_seconds"] + answer["build_seconds"], answer["startup_cpu_seconds"]))
     rows = [("servesim --help", help_times, 0.5), ("to the first step of a run", first_times, 1.5)]
     return [startup_row(what, times, goal) for what, times, goal in rows]
@@ -331,6 +373,8 @@ def tables(wanted: Iterable[str], cases: Sequence[Case], fast: bool, with_ratio:
         found.append(table("Start-up", startup_rows(1 if fast else 5)))
     if "flat" in names:
         found.append(table("Flatness", flat_rows(fast)))
+    if "presets" in names:
+        found.append(table("Presets", preset_rows(fast)))
     if "router" in names:
         found.append(table("Router", router_rows()))
     return [text for text in found if text]

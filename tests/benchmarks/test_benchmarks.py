@@ -29,8 +29,8 @@ def test_an_unknown_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_most_steps_are_skipped_and_stepping_writes_the_same_bytes() -> None:
-    assert spawn("run", SMALL)["skipped"] > 0.5
-    compared = spawn("ratio", SMALL)
+    assert spawn("run", SMALL.experiment(), "small")["skipped"] > 0.5
+    compared = spawn("ratio", SMALL.experiment(), "small")
     assert compared["same_bytes"]
     assert compared["requests"] == 200
 

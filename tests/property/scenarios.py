@@ -95,6 +95,7 @@ class Scenario:
     scheduler: str = "fcfs"
     params: tuple[tuple[str, Any], ...] = ()  # of the scheduler
     allocator: str = "paged"
+    context_shift: bool = False  # of slots
     host_blocks: int = 0  # of swap space; 0: preempted sequences are recomputed
     preemption: str = "newest"
     router: str = "round_robin"
@@ -177,7 +178,7 @@ def _replica(
     step_log: bool,
 ) -> Replica:
     cap = scenario.long_prefill_token_threshold
-    allocator = make_policy("block_allocator", scenario.allocator)
+    allocator = make_policy("block_allocator", scenario.allocator, context_shift=scenario.context_shift)
     replica = Replica(
         index,
         clock,
@@ -329,13 +330,6 @@ class Space:
     timeline: bool = True
 
 
-def fits_scheduler(allocator: str, scheduler: str) -> bool:
-    """Slots are made for one scheduler; one that promises blocks to completion cannot promise them in one piece."""
-    if allocator == "slots":
-        return scheduler == "llama_server"
-    return scheduler != "trtllm" or not allocator.startswith("contiguous")
-
-
 @st.composite
 def scenarios(draw: st.DrawFn, space: Space) -> Scenario:
     """Scenarios with memory so small that preemption, eviction and refusal are everyday events."""
@@ -346,10 +340,7 @@ def scenarios(draw: st.DrawFn, space: Space) -> Scenario:
     blocks = -(-longest // block_size)
     timeline = pick(None, 1.0, 0.37) if space.timeline else None
     names = {kind: space.policies.get(kind) or pick(*sorted(policies.table(kind))) for kind in POLICY_KINDS}
-    if space.allocator and not fits_scheduler(space.allocator, names["scheduler"]):
-        names["scheduler"] = "llama_server" if space.allocator == "slots" else "fcfs"
-    known = [name for name in sorted(policies.table("block_allocator")) if fits_scheduler(name, names["scheduler"])]
-    allocators = ("paged", "paged", *known) if space.allocators else ("paged",)
+    allocators = ("paged", "paged", *sorted(policies.table("block_allocator"))) if space.allocators else ("paged",)
     choices = SCHEDULER_PARAMS.get(names["scheduler"], {})
     scenario = Scenario(
         rows=rows,
@@ -381,8 +372,9 @@ def scenarios(draw: st.DrawFn, space: Space) -> Scenario:
     )
     scenario = replace(scenario, **ENGINES.get(scenario.scheduler, {}))
     if scenario.allocator == "slots":  # a quarter of the memory each
-        return replace(scenario, num_blocks=4 * (scenario.num_blocks - 1) + 1)
-    return replace(scenario, watermark_blocks=0) if scenario.allocator.startswith("contiguous") else scenario
+        shift = scenario.scheduler == "llama_server" and blocks * block_size >= 3 and pick(True, False)
+        return replace(scenario, num_blocks=4 * (scenario.num_blocks - 1) + 1, context_shift=shift)
+    return scenario
 
 
 # What schedulers of other engines are drawn with, and what they take for granted. A new one is drawn with its defaults.
@@ -429,11 +421,11 @@ ENGINES: dict[str, dict[str, Any]] = {
     "sarathi": {"depth": 1},
     "simple_chunking": {"depth": 1},
     "orca": WHOLE_PROMPTS,
-    "static": {**WHOLE_PROMPTS, "host_blocks": 0},
+    "static": WHOLE_PROMPTS,
     "iteration_level": WHOLE_PROMPTS,
     "distserve": WHOLE_PROMPTS,
     "trtllm": {"depth": 1},
-    "llama_server": {"depth": 1, "allocator": "slots"},
+    "llama_server": {"depth": 1},
 }
 
 POLICY_KINDS = ("scheduler", "preemption", "router", "admission")

@@ -13,11 +13,13 @@ import pytest
 from engine_runs import run_rows
 
 from policies.admission.estimate_based import EstimateBased
+from policies.admission.requests_per_minute import RequestsPerMinute
 from policies.length_predictor import LENGTH_PREDICTORS
 from policies.length_predictor.constant import Constant
 from policies.length_predictor.noisy_oracle import NoisyOracle, uniform
 from policies.length_predictor.oracle import Oracle
 from policies.length_predictor.quantile import Quantile, RecentLengths
+from policies.scheduler.peak_memory import PeakMemory, peak
 from policies.scheduler.sorted import Sorted
 from sim.build import build
 from sim.config import experiment_from_values
@@ -172,3 +174,27 @@ def test_learned_prices_undo_exaggeration(pricing: Any) -> None:
     )
     rejected = int((result.requests["status"] == Status.REJECTED).sum())
     assert rejected > 60 if pricing == "declared" else rejected < 15
+
+
+def test_peak_of_a_batch_by_hand() -> None:
+    """EX-PM: lengths and remaining outputs A (100, 50), C (31, 19), B (60, 10) need 150, 169 and 221 tokens."""
+    assert peak([(50, 100)]) == 150
+    assert peak([(50, 100), (19, 31)]) == 169
+    assert peak([(10, 60), (50, 100), (19, 31)]) == 221
+
+
+@pytest.mark.parametrize(("num_blocks", "together"), [(222, True), (221, False)])
+def test_peak_memory_admits_what_will_fit_to_the_end(num_blocks: int, together: bool) -> None:
+    """The batch of EX-PM with blocks of one token: the third gets in at once only with more than 221 tokens."""
+    rows = [(100, 50), (31, 19), (60, 10)]
+    result = run_rows(rows, num_blocks=num_blocks + 1, block_size=1, budget=1000, scheduler=PeakMemory())
+    assert bool(result.requests["first_scheduled_time"][2] == 0.0) == together
+    assert result.requests["num_preemptions"].tolist() == [0, 0, 0]
+
+
+def test_requests_per_minute_counts_what_was_let_in_within_the_last_minute() -> None:
+    quota = RequestsPerMinute(limit=2)
+    answers = [quota.admit(request(tenant="A"), None, now) for now in (0.0, 30.0, 59.0, 60.0, 61.0)]  # type: ignore[arg-type]
+    assert [answer == ADMIT for answer in answers] == [True, True, False, True, False]
+    assert answers[2] == Reject("requests_per_minute: 2 requests of this tenant in the last minute")
+    assert quota.admit(request(tenant="B"), None, 61.0) == ADMIT  # type: ignore[arg-type]
