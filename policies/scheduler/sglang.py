@@ -61,7 +61,7 @@ class SGLang:
         if not batch.num_running:
             self._set_ratio(self._ratio.start, batch.decode_clock)
         full = self._full_until == batch.num_departures
-        if batch.prefills() or not full:
+        if batch.prefills() or (batch.num_waiting and not full):
             self._prefill(batch)
         elif batch.num_waiting:
             batch.stay_refused()
