@@ -25,6 +25,7 @@ from sim.seeds import Seeds
 from sim.speculation import DrawnAcceptance, SpeculationRules, acceptance_chances
 from sim.speculative_replica import SpeculativeReplica
 from sim.swapping import CheaperWay
+from sim.topology import plan_topology
 from sim.units import GIB
 from sim.workload.config import build_workload
 
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
     from sim.clock import Clock
     from sim.config import ExperimentConfig, PoolConfig
     from sim.engine import EndFunction
+    from sim.interconnect import Interconnect
     from sim.interfaces import PreemptionPolicy, Scheduler
     from sim.kv.paged import PagedKV
     from sim.model import ModelSpec
+    from sim.topology import Topology
     from sim.workload.columns import Columns
 
 T = TypeVar("T")
@@ -49,7 +52,8 @@ def build(
 ) -> Simulation:
     """Everything of one run, ready for `run()`. `InputError` for what only shows when facts and policies load."""
     seeds = Seeds(config.seed)
-    builders = [PoolBuilder(config, i, step_by_step, step_log) for i in range(len(config.cluster.pools))]
+    topology = place(config)
+    builders = [PoolBuilder(config, i, step_by_step, step_log, topology) for i in range(len(config.cluster.pools))]
     for slot in MAKE_NOTHING_ELSE:
         make_slot(config, slot, seeds)
 
@@ -75,6 +79,11 @@ def build(
     simulation.warnings += dict.fromkeys(note for builder in builders for note in builder.cost_notes)
     simulation.warnings += dict.fromkeys(note for builder in builders for note in prediction_notes(config, builder))
     return simulation
+
+
+def place(config: ExperimentConfig) -> Topology:
+    """Where the replicas of an experiment stand. `InputError` where they do not fit."""
+    return plan_topology(config, make_slot(config, "placement", Seeds(config.seed)))
 
 
 def make_slot(config: ExperimentConfig, kind: str, seeds: Seeds) -> Any:
@@ -105,16 +114,29 @@ def prediction_notes(config: ExperimentConfig, builder: PoolBuilder) -> list[str
 class PoolBuilder:
     """What the replicas of one pool share: the model, the GPU, the cost model, the limits."""
 
-    def __init__(self, config: ExperimentConfig, index: int, step_by_step: bool, step_log: bool) -> None:
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        index: int,
+        step_by_step: bool,
+        step_log: bool,
+        topology: Topology | None = None,
+    ) -> None:
         self.config = config
+        self.topology = topology or place(config)
         self.pool: PoolConfig = config.cluster.pools[index]
+        self.index = index
         self.path = f"cluster.pools.{index}"
         self.step_by_step = step_by_step
         self.step_log = step_log
         self.seeds = Seeds(config.seed)
         self.gpu = self._at("gpu", lambda: load_gpu(self.pool.gpu))
         self.model = self._at("model", lambda: load_model(self.pool.model))
-        self.cost = self._at("cost_model", self._cost_model)
+        self.interconnects = self._interconnects()
+        self.cost = self._at("cost_model", lambda: self._cost_model(self.interconnects[0]))
+        # Replicas of a pool may cross different links: a cost model of its own for each further way of being joined.
+        others = self.interconnects[1:]
+        self.other_costs = {each: self._at("cost_model", partial(self._cost_model, each)) for each in others}
         # Asked now: what a run asks beyond its result (plans that are cut) must not show in its summary.
         self.cost_notes = self._cost_notes()
         self.max_model_len = self.pool.max_model_len or self._model_maximum()
@@ -148,13 +170,26 @@ class PoolBuilder:
         """What the reader of the results must know about the step times."""
         subject = f"step times of {self.model.name} on {self.gpu.name}"
         if self.cost_kind == "fitted":
-            return [f"{subject}: {note}" for note in self.cost.extrapolation()]
+            costs = (self.cost, *self.other_costs.values())
+            notes = dict.fromkeys(note for cost in costs for note in cost.extrapolation())
+            return [f"{subject}: {note}" for note in notes] + self._link_notes()
         if self.pool.cost_model.kind == "auto":
-            return [f"{subject} are computed by the roofline cost model, not measured: that GPU has no fitted profile"]
-        return []
+            unmeasured = "are computed by the roofline cost model, not measured: that GPU has no fitted profile"
+            return [f"{subject} {unmeasured}", *self._link_notes()]
+        return self._link_notes()
 
-    def _cost_model(self) -> ExplainingCostModel:
-        target, speculation = self._cost_of(self.model), self.pool.speculation
+    def _interconnects(self) -> list[Interconnect | None]:
+        """The ways in which the nodes of a replica are joined, in order of replicas; None: within one node."""
+        places = enumerate(self.topology.places)
+        joined = dict.fromkeys(self.topology.interconnect(i) for i, place in places if place.pool == self.index)
+        return list(joined) or [None]
+
+    def _link_notes(self) -> list[str]:
+        """What is assumed of the links between nodes, where a replica crosses them."""
+        return self.topology.assumptions() if any(self.interconnects) else []
+
+    def _cost_model(self, interconnect: Interconnect | None) -> ExplainingCostModel:
+        target, speculation = self._cost_of(self.model, interconnect), self.pool.speculation
         if speculation is None:
             return target
         drafts, ratio = speculation.num_speculative_tokens, speculation.draft_cost_ratio
@@ -165,9 +200,9 @@ class PoolBuilder:
                 f"kind {self.cost_kind} knows no drafter: give speculation.draft_cost_ratio (0: drafting takes no time)"
             )
         drafter = load_model(speculation.draft_model) if speculation.draft_model else one_layer_of(self.model)
-        return DraftingCost(target, drafts, self._cost_of(drafter))
+        return DraftingCost(target, drafts, self._cost_of(drafter, interconnect))
 
-    def _cost_of(self, model: ModelSpec) -> ExplainingCostModel:
+    def _cost_of(self, model: ModelSpec, interconnect: Interconnect | None) -> ExplainingCostModel:
         slot, scheduler = self.pool.cost_model, self.pool.scheduler
         return build_cost_model(
             self.cost_kind,
@@ -178,6 +213,7 @@ class PoolBuilder:
             pipeline_parallel=self.pool.pipeline_parallel,
             max_num_seqs=scheduler.max_num_seqs,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            interconnect=interconnect,
         )
 
     def _planned_blocks(self) -> int:
@@ -265,7 +301,7 @@ class PoolBuilder:
             self.scheduler(index),
             self.preemption(index),
             self._memory(columns),
-            self.cost,
+            self.other_costs.get(self.topology.interconnect(index), self.cost),
             self.limits,
             on_end,
             self._content_spans(columns),

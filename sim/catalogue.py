@@ -18,7 +18,7 @@ from sim.errors import InputError, unknown_name
 
 
 def folder(kind: str) -> Traversable:
-    """The folder of one kind of entry: "gpus", "models" or "fitted"."""
+    """The folder of one kind of entry: "gpus", "links", "nodes", "models" or "fitted"."""
     return files("hardware_profiles") / kind
 
 

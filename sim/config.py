@@ -225,6 +225,37 @@ def _slot(name: str) -> Any:
     return Field(default_factory=lambda: PolicySlot(policy=name))
 
 
+class RackUplinkConfig(Model):
+    """The links between racks: one for every network adapter below, divided by the oversubscription."""
+
+    link: str | None = Field(
+        default=None, description="a name of `servesim profiles list`; null: the link of the nodes"
+    )
+    oversubscription: float = Field(default=1.0, gt=0, description="bytes/s of the adapters below over the uplink's")
+
+
+class NetworkConfig(Model):
+    """Nodes and the links between them, or (bandwidth, latency) one link of a given speed out of every replica."""
+
+    node: str | None = Field(default=None, description="a name of `servesim profiles list`; null: by the GPU")
+    num_nodes: int | None = Field(default=None, ge=1, le=100_000, description="of each GPU type; null: as needed")
+    nodes_per_rack: int | None = Field(default=None, ge=1, description="null: all in one rack")
+    link: str | None = Field(default=None, description="of each network adapter; null: the node's")
+    rack_uplink: RackUplinkConfig | None = Field(default=None, description="null: racks do not limit anything")
+    bandwidth: float | None = Field(default=None, gt=0, description="bytes per second that transfers reach")
+    latency: Seconds = Field(default=0.0, description="before the first byte, with bandwidth")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> NetworkConfig:
+        if self.bandwidth is None and self.latency:
+            raise ValueError("latency goes with bandwidth; the latency of a link stands in its profile")
+        if self.bandwidth is not None and (self.link or self.rack_uplink):
+            raise ValueError("bandwidth stands for every link between replicas: link and rack_uplink must not be given")
+        if self.rack_uplink is not None and self.nodes_per_rack is None:
+            raise ValueError("rack_uplink needs nodes_per_rack")
+        return self
+
+
 class ClusterConfig(Model):
     """The pools and what decides between them."""
 
@@ -234,6 +265,8 @@ class ClusterConfig(Model):
     autoscaler: PolicySlot = _slot("fixed")
     disaggregation: PolicySlot = _slot("colocated")
     length_predictor: PolicySlot = _slot("none")
+    placement: PolicySlot = _slot("pack")
+    network: NetworkConfig | None = Field(default=None, description="null: nodes as the GPUs usually come")
 
     @model_validator(mode="after")
     def _pools_fit(self) -> ClusterConfig:

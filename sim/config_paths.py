@@ -13,6 +13,7 @@ from sim.yamlfile import KeyPath
 _COST_MODEL_PATH_KEYS = frozenset({"path", "file", "table"})
 # Keys of a pool that hold a name of a catalogue or a path.
 _NAME_OR_PATH_KEYS = frozenset({"model", "gpu", "engine", "profile"})
+_NETWORK_PATH_KEYS = frozenset({"node", "link"})
 _FILE_SUFFIXES = (".json", ".yaml", ".yml")
 
 
@@ -44,6 +45,8 @@ def _is_path(path: KeyPath, value: str, base_dir: Path) -> bool:
         return True
     if "cost_model" in names:
         return names[-1] in _COST_MODEL_PATH_KEYS
+    if names[:2] == ["cluster", "network"]:
+        return names[-1] in _NETWORK_PATH_KEYS and _looks_like_a_path(value, base_dir)
     if names[0] == "cluster" and names[-1] in _NAME_OR_PATH_KEYS and len(names) == 3:
         return _looks_like_a_path(value, base_dir)
     return False

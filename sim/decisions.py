@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,27 @@ class Delay:
 @dataclass(frozen=True)
 class Reject:
     """Turn the request away; `reason` ends up in requests.parquet."""
+
+    reason: str
+
+
+class GpuSlot(NamedTuple):
+    """One GPU: the index of its node, and its number in the node."""
+
+    node: int
+    gpu: int
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The GPUs of each replica in rank order: rank = stage * tensor_parallel + rank in the tensor-parallel group."""
+
+    replicas: tuple[tuple[GpuSlot, ...], ...]
+
+
+@dataclass(frozen=True)
+class NotPlaced:
+    """The replicas do not fit; `reason` is shown to the user."""
 
     reason: str
 

@@ -122,7 +122,7 @@ def load_gpu(name_or_path: str) -> HardwareProfile:
     """The profile of a GPU by catalogue name, alias (`H100`) or path of a YAML file in the same form."""
     values = read_entry("gpus", name_or_path, "GPU")
     where = str(values["file"])
-    facts = {key: _fact(key, raw, where) for key, raw in fields_of(values, "facts", where).items()}
+    facts = {key: read_fact(key, raw, where) for key, raw in fields_of(values, "facts", where).items()}
     return HardwareProfile(
         name=str(values.get("name")),
         description=str(values.get("description") or ""),
@@ -137,7 +137,8 @@ def load_gpu(name_or_path: str) -> HardwareProfile:
     )
 
 
-def _fact(key: str, raw: object, where: str) -> Fact:
+def read_fact(key: str, raw: object, where: str) -> Fact:
+    """One entry of the section `facts` of the catalogue file `where`. `InputError` for a wrong form or number."""
     if not isinstance(raw, dict) or set(raw) != {"value", "unit", "source"}:
         raise InputError(f"{where}: facts.{key} must be {{value: NUMBER or null, unit: ..., source: ...}}, got {raw!r}")
     value = raw["value"]

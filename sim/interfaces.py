@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from sim.batch import BatchBuilder
-    from sim.decisions import Admission
-    from sim.views import ClusterView, RequestView, SequenceView
+    from sim.decisions import Admission, NotPlaced, Placed
+    from sim.views import ClusterView, NodeView, ReplicaShape, RequestView, SequenceView
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,17 @@ class Router(Protocol):
 
     def route(self, request: RequestView, cluster: ClusterView, now: float) -> int:
         """Position in `cluster.replicas`."""
+        ...
+
+
+class PlacementPolicy(Protocol):
+    """Chooses the GPUs of replicas."""
+
+    def place(self, wanted: Ordered[ReplicaShape], nodes: Ordered[NodeView]) -> Placed | NotPlaced:
+        """Free GPUs of the right type for every replica, none twice, or why that cannot be. Asked at the start.
+
+        Nodes come in order of their indices; neighbours share a rack.
+        """
         ...
 
 

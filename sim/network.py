@@ -1,15 +1,18 @@
-"""A link that several transfers share fairly. Each change of the set of transfers costs one pass over them, bytes none.
+"""Links that flows share fairly. Each change of the set of flows costs one pass over those it can touch, bytes none.
 
-Max-min fairness: nobody gets more than it can use, what is left is shared equally, so no transfer can be faster
-without making a slower one slower still. Rates are worked out anew when a transfer starts, ends or is given up; in
-between every transfer moves at a constant rate.
+Max-min fairness: nobody gets more than it can use, what is left is shared equally, so no flow can be faster without
+making a slower one slower still. A flow crosses several links at once and is as fast as the narrowest lets it be. It
+may consist of parallel streams (one a GPU, say), and fairness holds between streams, as among real connections. Rates
+are worked out anew when a flow starts, ends or is given up, and only for flows that share links with it, directly or
+through others; in between every flow moves at a constant rate.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sim.clock import Clock, Order, Timer
 from sim.units import TICK, TICKS_PER_SECOND
@@ -17,134 +20,278 @@ from sim.units import TICK, TICKS_PER_SECOND
 INFINITE = float("inf")
 
 
-def fair_rates(capacity: float, limits: Sequence[float]) -> list[float]:
-    """Max-min fair rates of transfers that can use at most `limits`; their sum is at most `capacity`."""
-    rates = [0.0] * len(limits)
-    left = capacity
-    by_limit = sorted(range(len(limits)), key=lambda i: limits[i])
-    for position, i in enumerate(by_limit):
-        rates[i] = min(limits[i], left / (len(by_limit) - position))
-        left -= rates[i]
-    return rates
+@dataclass(eq=False)
+class Link:
+    """One direction of a port or a cable: bytes per second, and seconds that the first byte takes to cross it."""
+
+    name: str
+    bytes_per_second: float
+    latency: float = 0.0
+    flows: dict[Flow, int] = field(default_factory=dict)  # moving now, in order of start: streams across this link
+    num_bytes_done: float = 0.0  # as of the latest change of rates of each flow
+    _busy_time: float = 0.0
+    _busy_since: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.bytes_per_second > 0 and self.latency >= 0):
+            got = f"{self.bytes_per_second}, {self.latency}"
+            raise ValueError(f"a link needs a speed > 0 and a latency >= 0 (got {got})")
+
+    def busy_time(self, now: float) -> float:
+        """Seconds until `now` in which something moved across the link."""
+        return self._busy_time + (now - self._busy_since if self.flows else 0.0)
+
+    def bytes_done(self, now: float) -> float:
+        """Bytes that have crossed the link until `now`."""
+        moving = self.flows.items()
+        return self.num_bytes_done + sum(
+            (flow.num_left - left_at(flow, now)) * streams / flow.route.num_streams for flow, streams in moving
+        )
+
+    def join(self, flow: Flow, streams: int, now: float) -> None:
+        """A flow moves across this link from now on."""
+        if not self.flows:
+            self._busy_since = now
+        self.flows[flow] = streams
+
+    def leave(self, flow: Flow, now: float) -> None:
+        """A flow is through or given up."""
+        del self.flows[flow]
+        if not self.flows:
+            self._busy_time += now - self._busy_since
+
+
+class Crossing(NamedTuple):
+    """A link on the way of a flow, and how many of the flow's streams take it."""
+
+    link: Link
+    streams: int = 1
+
+
+@dataclass(frozen=True)
+class Route:
+    """The links that a flow crosses. Its bytes are spread evenly over `num_streams` streams."""
+
+    crossings: tuple[Crossing, ...]
+    num_streams: int = 1
+    latency: float = 0.0  # seconds before the first byte
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        return tuple(crossing.link for crossing in self.crossings)
+
+    @property
+    def bytes_per_second(self) -> float:
+        """What the narrowest link allows when nothing else moves."""
+        rates = (self.num_streams * link.bytes_per_second / streams for link, streams in self.crossings)
+        return min(rates, default=INFINITE)
 
 
 @dataclass(eq=False)
-class Transfer:
-    """So many bytes on their way. `rate`: bytes per second at present; `num_left`: as of the latest change of rates."""
+class Flow:
+    """So many bytes on their way. `rate`: bytes per second at present; `num_left`: as of the latest change of rate."""
 
     num_bytes: float
-    on_done: Callable[[Transfer], None]
+    on_done: Callable[[Flow], None]
+    route: Route
     max_rate: float = INFINITE
     start_time: float = 0.0
     num_left: float = 0.0
     rate: float = 0.0
-    finish_time: float = field(default=INFINITE)
+    finish_time: float = INFINITE
+    index: int = 0  # orders flows that end at one instant
+    since: float = 0.0  # instant of `num_left`
+    timer: Timer | None = None
+
+
+def max_min_rates(flows: Sequence[Flow]) -> list[float]:
+    """Max-min fair bytes per second of these flows over their routes, nothing else moving.
+
+    Progressive filling: the rate of all streams rises together; where a link is full, or a flow at its limit, those
+    that it holds stay, and the rest go on.
+    """
+    rates = [0.0] * len(flows)
+    left, streams = _loads(flows)
+    rising = dict(enumerate(flows))
+    while rising:
+        levels = {link: left[link] / streams[link] for link in left if streams[link]}
+        limits = {i: flow.max_rate / flow.route.num_streams for i, flow in rising.items()}
+        level = min(min(levels.values(), default=INFINITE), min(limits.values()))
+        full = {link for link, value in levels.items() if value <= level}
+        stopped = [i for i, flow in rising.items() if limits[i] <= level or not full.isdisjoint(flow.route.links)]
+        for i in stopped:
+            flow = rising.pop(i)
+            rates[i] = level * flow.route.num_streams
+            for link, count in flow.route.crossings:
+                left[link] -= level * count
+                streams[link] -= count
+    return rates
+
+
+def _loads(flows: Sequence[Flow]) -> tuple[dict[Link, float], dict[Link, int]]:
+    """Bytes per second that every link has, and the streams across it."""
+    left: dict[Link, float] = {}
+    streams: dict[Link, int] = {}
+    for flow in flows:
+        for link, count in flow.route.crossings:
+            left[link] = link.bytes_per_second
+            streams[link] = streams.get(link, 0) + count
+    return left, streams
+
+
+def connected(seeds: Iterable[Flow]) -> list[Flow]:
+    """These flows and all that share links with them, directly or through others, in a fixed order."""
+    found = dict.fromkeys(seeds)
+    seen: set[Link] = set()
+    pending = list(found)
+    for flow in pending:  # grows while it is walked
+        for link in flow.route.links:
+            if link in seen:
+                continue
+            seen.add(link)
+            new = [other for other in link.flows if other not in found]
+            found.update(dict.fromkeys(new))
+            pending += new
+    return pending
+
+
+class Network:
+    """All flows over any links, on one clock. `first_index` orders networks among events of one instant."""
+
+    def __init__(self, clock: Clock, first_index: int = 0) -> None:
+        self.clock = clock
+        self._next_index = first_index
+
+    def start(
+        self, route: Route, num_bytes: float, on_done: Callable[[Flow], None], max_rate: float = INFINITE
+    ) -> Flow:
+        """Send bytes from now on; `on_done(flow)` is called when the last one has arrived."""
+        if num_bytes < 0 or not max_rate > 0:
+            raise ValueError(f"a flow needs bytes >= 0 and a rate above 0 (got {num_bytes}, {max_rate})")
+        now = self.clock.now
+        flow = Flow(num_bytes, on_done, route, max_rate, now, num_left=num_bytes, index=self._next_index)
+        self._next_index += 1
+        if route.latency:
+            self._wake(flow, on_grid(now + route.latency), self._begin)
+        else:
+            self._begin(flow)
+        return flow
+
+    def cancel(self, flow: Flow) -> None:
+        """Give up what is left of a flow; nothing happens where it has arrived."""
+        if flow.timer is None:
+            return
+        flow.timer.cancel()
+        flow.timer = None
+        if flow.finish_time < INFINITE:  # its first byte has left
+            self._leave(flow)
+        flow.rate, flow.finish_time = 0.0, INFINITE
+
+    def expected_duration(self, route: Route, num_bytes: float, max_rate: float = INFINITE) -> float:
+        """Seconds that a flow would take if it started now and nothing else came.
+
+        Flows that have not passed their latency yet do not count. Changes nothing, not even a last bit.
+        """
+        now = self.clock.now
+        flow = Flow(num_bytes, lambda _: None, route, max_rate, num_left=num_bytes)
+        others = connected([flow])[1:]
+        left = [num_bytes, *(left_at(other, now) for other in others)]
+        return drained([flow, *others], left, on_grid(now + route.latency)) - now
+
+    def _wake(self, flow: Flow, time: float, then: Callable[[Flow], None]) -> None:
+        def woken(_: object) -> None:
+            flow.timer = None
+            then(flow)
+
+        flow.timer = self.clock.at(time, Order.TRANSFER_COMPLETION, flow.index, woken)
+
+    def _begin(self, flow: Flow) -> None:
+        now = flow.since = self.clock.now
+        for link, streams in flow.route.crossings:
+            link.join(flow, streams, now)
+        self._share([flow])
+
+    def _leave(self, flow: Flow) -> None:
+        now = self.clock.now
+        settle(flow, now)
+        for link in flow.route.links:
+            link.leave(flow, now)
+        self._share([other for link in flow.route.links for other in link.flows])
+
+    def _share(self, seeds: list[Flow]) -> None:
+        """Set the rates of all flows that the seeds can touch; those that end at this instant are left alone."""
+        now = self.clock.now
+        moving = [flow for flow in connected(seeds) if flow.finish_time > now]
+        for flow, rate in zip(moving, max_min_rates(moving), strict=True):
+            if rate != flow.rate:
+                settle(flow, now)
+                flow.rate = rate
+                flow.finish_time = on_grid(now + flow.num_left / rate)
+                if flow.timer is not None:
+                    flow.timer.cancel()
+                self._wake(flow, flow.finish_time, self._end)
+
+    def _end(self, flow: Flow) -> None:
+        self._leave(flow)
+        flow.on_done(flow)
+
+
+def left_at(flow: Flow, now: float) -> float:
+    """Bytes of a moving flow that have not arrived at `now`."""
+    if now >= flow.finish_time:
+        return 0.0
+    return max(flow.num_left - flow.rate * (now - flow.since), 0.0)
+
+
+def settle(flow: Flow, now: float) -> None:
+    """Move the bytes of the time since the latest change of this flow's rate."""
+    left = left_at(flow, now)
+    moved = flow.num_left - left
+    flow.num_left, flow.since = left, now
+    for link, streams in flow.route.crossings:
+        link.num_bytes_done += moved * streams / flow.route.num_streams
+
+
+def drained(flows: Sequence[Flow], left: Sequence[float], now: float) -> float:
+    """When the first of these flows is through, all sharing from `now` on with so many bytes left, no other coming."""
+    remaining = [(flow, size) for flow, size in zip(flows, left, strict=True) if size > 0]
+    while remaining and remaining[0][0] is flows[0]:
+        rates = max_min_rates([flow for flow, _ in remaining])
+        ends = [on_grid(now + size / rate) for (_, size), rate in zip(remaining, rates, strict=True)]
+        first = min(ends)
+        remaining = [
+            (flow, size - rate * (first - now))
+            for (flow, size), rate, end in zip(remaining, rates, ends, strict=True)
+            if end > first
+        ]
+        now = first
+    return now
+
+
+def on_grid(time: float) -> float:
+    """The first instant of the time grid that is not before `time`: no flow is faster than its links."""
+    return math.ceil(time * TICKS_PER_SECOND) * TICK
 
 
 class SharedLink:
-    """One link of `bytes_per_second`, in one direction. `latency`: seconds from the start to the first byte.
+    """One link by itself, in one direction. `latency`: seconds from the start to the first byte.
 
     `index` orders links among events of one instant.
     """
 
     def __init__(self, clock: Clock, bytes_per_second: float, index: int = 0, latency: float = 0.0) -> None:
-        if not (bytes_per_second > 0 and latency >= 0):
-            raise ValueError(f"a link needs a speed > 0 and a latency >= 0 (got {bytes_per_second}, {latency})")
-        self.clock = clock
-        self.bytes_per_second = bytes_per_second
-        self.index = index
-        self.latency = latency
-        self.transfers: list[Transfer] = []  # moving now, in order of start
-        self.num_bytes_done = 0.0
-        self.busy_time = 0.0  # seconds in which something moved
-        self._since = 0.0
-        self._timer: Timer | None = None
+        self.link = Link(f"link{index}", bytes_per_second, latency)
+        self._network = Network(clock, first_index=index * 2**16)
+        self._route = Route((Crossing(self.link),), latency=latency)
 
-    def start(self, num_bytes: float, on_done: Callable[[Transfer], None], max_rate: float = INFINITE) -> Transfer:
-        """Send bytes from now on; `on_done(transfer)` is called when the last one has arrived."""
-        if num_bytes < 0 or not max_rate > 0:
-            raise ValueError(f"a transfer needs bytes >= 0 and a rate above 0 (got {num_bytes}, {max_rate})")
-        now = self.clock.now
-        transfer = Transfer(num_bytes, on_done, max_rate, now, num_left=num_bytes)
-        if self.latency:
-            first_byte = on_grid(now + self.latency)
-            self.clock.at(first_byte, Order.TRANSFER_COMPLETION, self.index, lambda _: self._begin(transfer))
-        else:
-            self._begin(transfer)
-        return transfer
+    def start(self, num_bytes: float, on_done: Callable[[Flow], None], max_rate: float = INFINITE) -> Flow:
+        """Send bytes from now on; `on_done(flow)` is called when the last one has arrived."""
+        return self._network.start(self._route, num_bytes, on_done, max_rate)
 
-    def cancel(self, transfer: Transfer) -> None:
-        """Give up what is left of a transfer; nothing happens where it has arrived."""
-        self._settle()
-        transfer.max_rate = 0.0
-        if transfer in self.transfers:
-            self.transfers.remove(transfer)
-            self._share()
+    def cancel(self, flow: Flow) -> None:
+        """Give up what is left of a flow; nothing happens where it has arrived."""
+        self._network.cancel(flow)
 
     def expected_duration(self, num_bytes: float, max_rate: float = INFINITE) -> float:
-        """Seconds that a transfer would take if it started now and nothing else came."""
-        self._settle()
-        left = [*(transfer.num_left for transfer in self.transfers), num_bytes]
-        limits = [*(transfer.max_rate for transfer in self.transfers), max_rate]
-        return self.latency + drain_time(self.bytes_per_second, left, limits)
-
-    def _begin(self, transfer: Transfer) -> None:
-        if transfer.max_rate > 0:  # not given up meanwhile
-            self._settle()
-            self.transfers.append(transfer)
-            self._share()
-
-    def _settle(self) -> None:
-        """Move the bytes of the time since the latest change."""
-        now = self.clock.now
-        elapsed, self._since = now - self._since, now
-        if not self.transfers or not elapsed:
-            return
-        self.busy_time += elapsed
-        for transfer in self.transfers:
-            through = now >= transfer.finish_time
-            moved = transfer.num_left if through else min(transfer.rate * elapsed, transfer.num_left)
-            transfer.num_left -= moved
-            self.num_bytes_done += moved
-
-    def _share(self) -> None:
-        """Set the rates, and wake when the first transfer is through."""
-        now = self.clock.now
-        rates = fair_rates(self.bytes_per_second, [transfer.max_rate for transfer in self.transfers])
-        for transfer, rate in zip(self.transfers, rates, strict=True):
-            transfer.rate = rate
-            transfer.finish_time = on_grid(now + transfer.num_left / rate)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self.transfers:
-            first = min(transfer.finish_time for transfer in self.transfers)
-            self._timer = self.clock.at(first, Order.TRANSFER_COMPLETION, self.index, self._on_timer)
-
-    def _on_timer(self, _: object) -> None:
-        now = self.clock.now
-        self._timer = None
-        self._settle()
-        done = [transfer for transfer in self.transfers if transfer.finish_time <= now]
-        self.transfers = [transfer for transfer in self.transfers if transfer.finish_time > now]
-        self._share()
-        for transfer in done:
-            transfer.on_done(transfer)
-
-
-def on_grid(time: float) -> float:
-    """The first instant of the time grid that is not before `time`: no transfer is faster than its link."""
-    return math.ceil(time * TICKS_PER_SECOND) * TICK
-
-
-def drain_time(capacity: float, sizes: Sequence[float], limits: Sequence[float]) -> float:
-    """Seconds until the last of these transfers is through, all sharing from now on and no other coming."""
-    left, clock = list(sizes), 0.0
-    while left[-1] > 0:
-        moving = [i for i, size in enumerate(left) if size > 0]
-        rates = dict(zip(moving, fair_rates(capacity, [limits[i] for i in moving]), strict=True))
-        step = min(left[i] / rates[i] for i in moving)
-        clock += step
-        for i in moving:
-            left[i] = 0.0 if left[i] / rates[i] <= step else left[i] - rates[i] * step
-    return clock
+        """Seconds that a flow would take if it started now and nothing else came."""
+        return self._network.expected_duration(self._route, num_bytes, max_rate)

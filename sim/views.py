@@ -95,6 +95,37 @@ class ReplicaView(Protocol):
         """Share of usable blocks that are referenced, 0 to 1."""
 
 
+class ReplicaShape(Protocol):
+    """What a replica needs: so many GPUs of one type, in groups that work on one layer together."""
+
+    @property
+    def gpu(self) -> str:
+        """Name of the GPU type."""
+
+    @property
+    def tensor_parallel(self) -> int: ...
+    @property
+    def pipeline_parallel(self) -> int: ...
+
+
+class NodeView(Protocol):
+    """A server with GPUs of one type."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def rack(self) -> int: ...
+    @property
+    def gpu(self) -> str:
+        """Name of the GPU type."""
+
+    @property
+    def num_gpus(self) -> int: ...
+    @property
+    def free(self) -> Ordered[int]:
+        """Numbers of the GPUs that no replica has, ascending."""
+
+
 class ClusterView(Protocol):
     """The replicas a router may choose from, in stable order, and their loads as arrays in the same order."""
 

@@ -14,6 +14,7 @@ from sim.cost.roofline import RooflineCost, RooflineParameters
 from sim.cost.tabulated import TabulatedCost
 from sim.errors import InputError, nearest, unknown_name
 from sim.hardware import HardwareProfile
+from sim.interconnect import Interconnect
 from sim.model import ModelSpec
 
 Parameters = TypeVar("Parameters")
@@ -42,6 +43,7 @@ class CostContext:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     kv_dtype: str | None = None
+    interconnect: Interconnect | None = None  # of a replica that spans several nodes
 
     @property
     def num_rows(self) -> int:
@@ -62,6 +64,7 @@ def _roofline(context: CostContext, params: Mapping[str, Any]) -> ExplainingCost
         num_rows=context.num_rows,
         kv_dtype=context.kv_dtype,
         parameters=checked_parameters(RooflineParameters, params),
+        interconnect=context.interconnect,
     )
 
 
@@ -82,6 +85,7 @@ def _fitted(context: CostContext, params: Mapping[str, Any]) -> ExplainingCostMo
         num_rows=context.num_rows,
         kv_dtype=context.kv_dtype,
         parameters=parameters,
+        interconnect=context.interconnect,
     )
 
 
@@ -110,8 +114,11 @@ def build_cost_model(
     max_num_seqs: int = 256,
     max_num_batched_tokens: int = 8192,
     kv_dtype: str | None = None,
+    interconnect: Interconnect | None = None,
 ) -> ExplainingCostModel:
     """The cost model `kind` with `params` (its YAML keys), bound to a model, a GPU and a parallelism.
+
+    `interconnect`: how the nodes of a replica that spans several are joined; without it all GPUs share one node.
 
     Raises `InputError` for an unknown kind or parameter, or a fact that the model needs and the profile lacks.
     """
@@ -122,7 +129,8 @@ def build_cost_model(
             f"tensor_parallel and pipeline_parallel must be at least 1 (got {tensor_parallel}, {pipeline_parallel})"
         )
     context = CostContext(
-        model, gpu, tensor_parallel, pipeline_parallel, max_num_seqs, max_num_batched_tokens, kv_dtype
+        *(model, gpu, tensor_parallel, pipeline_parallel, max_num_seqs, max_num_batched_tokens, kv_dtype),
+        interconnect=interconnect,
     )
     return COST_MODELS[kind](context, params)
 

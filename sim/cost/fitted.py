@@ -28,6 +28,7 @@ from sim.hardware import HardwareProfile
 from sim.model import ModelSpec
 
 if TYPE_CHECKING:
+    from sim.interconnect import Interconnect
     from sim.units import FloatArray
 
 _OVERRIDES = (
@@ -88,6 +89,7 @@ class FittedCost:
         num_rows: int = 8192 + 256,
         kv_dtype: str | None = None,
         parameters: FittedParameters | None = None,
+        interconnect: Interconnect | None = None,
     ) -> None:
         parameters = parameters or FittedParameters()
         model.stage_layers(pipeline_parallel)
@@ -97,7 +99,8 @@ class FittedCost:
         self._coverage = Coverage()
         sampled = bool(model.default_top_p) if parameters.top_p is None else parameters.top_p
         self._operations = StepOperations(
-            *(model, gpu, profile, self.constants, tensor_parallel, pipeline_parallel, sampled, self._coverage)
+            *(model, gpu, profile, self.constants, tensor_parallel, pipeline_parallel, sampled, self._coverage),
+            interconnect=interconnect,
         )
         self._window = float(model.sliding_window or 0) if model.num_sliding_layers else 0.0
         self._set_attention(profile, tensor_parallel, kv_dtype or model.dtype)

@@ -20,6 +20,7 @@ from sim.hardware import DTYPE_BYTES, HardwareProfile
 from sim.model import Gemm, ModelSpec
 
 if TYPE_CHECKING:
+    from sim.interconnect import Interconnect
     from sim.units import FloatArray
 
 PROFILE_DTYPES = {"fp16": "bf16"}  # kernels of 16-bit types take the same time
@@ -87,6 +88,7 @@ class StepOperations:
     pipeline_parallel: int
     sampled: bool  # top_p or top_k
     coverage: Coverage
+    interconnect: Interconnect | None = None  # of a replica that spans several nodes
 
     def by_tokens(self, tokens: FloatArray) -> list[Timed]:
         """Operations of all layers over `tokens` tokens."""
@@ -100,11 +102,7 @@ class StepOperations:
             parts += [self._product(gemm, model.num_moe_layers, tokens) for gemm in gemms]
             parts.append(Timed("experts", None, model.num_moe_layers * self._experts(tokens)))
         parts.append(Timed("small_ops", None, model.num_layers * self._small(tokens)))
-        if tp > 1:
-            parts.append(Timed("all_reduce", None, 2 * model.num_layers * self._all_reduce(tokens)))
-        if self.pipeline_parallel > 1:
-            parts.append(Timed("pipeline_send", None, self._send(tokens)))
-        return parts
+        return parts + self._messages(tokens)
 
     def by_rows(self, rows: FloatArray) -> list[Timed]:
         """The LM head and the sampler over `rows` sequences."""
@@ -159,15 +157,38 @@ class StepOperations:
             total = total + ops["activation"].seconds(width, moved)
         return self.constants.small_ops_scale * total
 
-    def _all_reduce(self, tokens: FloatArray) -> FloatArray:
-        moved, world = tokens * self.model.hidden_size * self.model.dtype_bytes, self.tensor_parallel
+    def _messages(self, tokens: FloatArray) -> list[Timed]:
+        """What GPUs send one another: within nodes, and across them."""
+        joined, parts = self.interconnect, []
+        moved, num_reduced = tokens * self.model.hidden_size * self.model.dtype_bytes, 2 * self.model.num_layers
+        across = joined is not None and joined.num_nodes > 1
+        within = joined.group_gpus if joined is not None and across else self.tensor_parallel
+        if within > 1:
+            parts.append(Timed("all_reduce", None, num_reduced * self._all_reduce(moved, within)))
+        num_sends = self.pipeline_parallel - 1 - (joined.num_crossings if joined else 0)
+        if num_sends:
+            parts.append(Timed("pipeline_send", None, num_sends * self._send(moved)))
+        if joined is not None:
+            self.coverage.note(joined.note())
+            parts += self._across_nodes(joined, moved)
+        return parts
+
+    def _across_nodes(self, joined: Interconnect, moved: FloatArray) -> list[Timed]:
+        parts = []
+        if joined.num_nodes > 1:
+            seconds = 2 * self.model.num_layers * joined.all_reduce(moved)
+            parts.append(Timed("all_reduce_across_nodes", None, seconds))
+        if joined.num_crossings:
+            parts.append(Timed("pipeline_send_across_nodes", None, joined.num_crossings * joined.send(moved)))
+        return parts
+
+    def _all_reduce(self, moved: FloatArray, world: int) -> FloatArray:
         if world in self.profile.all_reduce:
             return np.asarray(self.profile.all_reduce[world].kernel.seconds(moved))
         self.coverage.note(f"all-reduce among {world} GPUs is not calibrated; {UNMEASURED_LINK_SHARE:.0%} of the link")
         rate = UNMEASURED_LINK_SHARE * self.gpu.link_bandwidth
         return SMALL_MESSAGE_SECONDS + 2.0 * (world - 1) / world * moved / rate
 
-    def _send(self, tokens: FloatArray) -> FloatArray:
+    def _send(self, moved: FloatArray) -> FloatArray:
         self.coverage.note("transfers between pipeline stages are not calibrated; 10 us and the link's bandwidth")
-        moved = tokens * self.model.hidden_size * self.model.dtype_bytes
-        return (self.pipeline_parallel - 1) * (SMALL_MESSAGE_SECONDS + moved / self.gpu.link_bandwidth)
+        return SMALL_MESSAGE_SECONDS + moved / self.gpu.link_bandwidth

@@ -22,6 +22,7 @@ from sim.hardware import EFFICIENCY_DEFAULTS, HardwareProfile
 from sim.model import ModelSpec
 
 if TYPE_CHECKING:
+    from sim.interconnect import Interconnect
     from sim.units import FloatArray
 
 ELEMENTWISE_KERNELS = 3  # per layer, as a compiler fuses them
@@ -62,11 +63,12 @@ class RooflineCost:
         num_rows: int = 8192 + 256,
         kv_dtype: str | None = None,
         parameters: RooflineParameters | None = None,
+        interconnect: Interconnect | None = None,
     ) -> None:
         model.stage_layers(pipeline_parallel)
-        self.model, self.gpu = model, gpu
+        self.model, self.gpu, self.interconnect = model, gpu, interconnect
         self.parameters = parameters or RooflineParameters()
-        self._token_work = token_work(model, tensor_parallel, pipeline_parallel)
+        self._token_work = token_work(model, tensor_parallel, pipeline_parallel, interconnect)
         self._row_work = row_work(model, tensor_parallel)
         self._attention = attention_work(model, tensor_parallel, kv_dtype)
         self._window = float(model.sliding_window or 0) if model.num_sliding_layers else 0.0
@@ -124,8 +126,12 @@ class RooflineCost:
         return result
 
     def extrapolation(self) -> list[str]:
-        """Nothing here is calibrated: one line that says so."""
-        return [f"roofline: step times of '{self.model.name}' on '{self.gpu.name}' are computed, not measured"]
+        """Nothing here is calibrated: one line that says so, and one about links between nodes."""
+        between = [self.interconnect.note()] if self.interconnect else []
+        return [
+            *between,
+            f"roofline: step times of '{self.model.name}' on '{self.gpu.name}' are computed, not measured",
+        ]
 
     def _decode_time(self, num_decodes: int, context: int) -> float:
         if self._window:
@@ -186,6 +192,10 @@ class RooflineCost:
         self._decode_table: list[float] = (tokens + rows).tolist()
 
     def _seconds(self, work: Work, counts: FloatArray) -> FloatArray:
+        if self.interconnect is not None and work.kind == "all_reduce_across_nodes":
+            return work.count * self.interconnect.all_reduce(work.bytes(counts))
+        if self.interconnect is not None and work.kind == "send_across_nodes":
+            return work.count * self.interconnect.send(work.bytes(counts))
         compute, memory = self._parts(work, counts)
         return work.count * (self._overhead(work) + np.maximum(compute, memory))
 
@@ -208,6 +218,8 @@ class RooflineCost:
 
     def _explain(self, work: Work, amount: float) -> dict[str, float | str]:
         counts = np.array([amount])
+        if work.kind.endswith("_across_nodes"):
+            return _entry(float(self._seconds(work, counts)[0]), 0.0, work.count * float(work.bytes(counts)[0]), "link")
         compute, memory = (float(part[0]) for part in self._parts(work, counts))
         flops, moved = float(work.flops(counts)[0]), float(work.bytes(counts)[0])
         seconds = float(self._seconds(work, counts)[0])

@@ -15,6 +15,7 @@ from sim.hardware import DTYPE_BYTES
 from sim.model import Gemm, ModelSpec
 
 if TYPE_CHECKING:
+    from sim.interconnect import Interconnect
     from sim.units import FloatArray
 
 ACTIVATION_BYTES = 2.0  # outputs of matrix products are 16 bit whatever the weights are
@@ -24,7 +25,8 @@ ACTIVATION_BYTES = 2.0  # outputs of matrix products are 16 bit whatever the wei
 class Work:
     """One kind of operation of a step, done `count` times, each time over T tokens (or T sampled rows).
 
-    `kind`: gemm, moe, elementwise, all_reduce or send. FLOPs and bytes are those of one of the `count` times.
+    `kind`: gemm, moe, elementwise, all_reduce or send, the latter two also with `_across_nodes`. FLOPs and bytes are
+    those of one of the `count` times.
     """
 
     name: str
@@ -64,8 +66,13 @@ def touched_experts(num_experts: int, experts_per_token: int, tokens: FloatArray
     return num_experts * (1.0 - np.power(1.0 - experts_per_token / num_experts, tokens))
 
 
-def token_work(model: ModelSpec, tensor_parallel: int, pipeline_parallel: int) -> list[Work]:
-    """Work that depends on the number of tokens of a step, all layers and stages."""
+def token_work(
+    model: ModelSpec, tensor_parallel: int, pipeline_parallel: int, interconnect: Interconnect | None = None
+) -> list[Work]:
+    """Work that depends on the number of tokens of a step, all layers and stages.
+
+    `interconnect`: of a replica that spans several nodes.
+    """
     work = [_gemm(gemm, model.num_layers, model) for gemm in model.attention_gemms(tensor_parallel)]
     num_dense = model.num_layers - model.num_moe_layers
     if num_dense:
@@ -73,11 +80,28 @@ def token_work(model: ModelSpec, tensor_parallel: int, pipeline_parallel: int) -
     if model.is_moe:
         work += _moe(model, tensor_parallel)
     work.append(_elementwise(model, tensor_parallel))
-    if tensor_parallel > 1:
-        work.append(_all_reduce(model, tensor_parallel))
-    if pipeline_parallel > 1:
-        width = model.hidden_size * model.dtype_bytes
-        work.append(Work("pipeline_send", "send", pipeline_parallel - 1, bytes_per_token=width))
+    return work + _messages(model, tensor_parallel, pipeline_parallel, interconnect)
+
+
+def _messages(
+    model: ModelSpec, tensor_parallel: int, pipeline_parallel: int, interconnect: Interconnect | None
+) -> list[Work]:
+    """What GPUs send one another: within nodes, and across them."""
+    width = model.hidden_size * model.dtype_bytes
+    across = interconnect.num_nodes > 1 if interconnect else False
+    crossings = interconnect.num_crossings if interconnect else 0
+    within = interconnect.group_gpus if interconnect and across else tensor_parallel
+    work = []
+    if within > 1:
+        work.append(_all_reduce(model, within))
+    if across:
+        work.append(
+            Work("all_reduce_across_nodes", "all_reduce_across_nodes", 2 * model.num_layers, bytes_per_token=width)
+        )
+    if pipeline_parallel - 1 > crossings:
+        work.append(Work("pipeline_send", "send", pipeline_parallel - 1 - crossings, bytes_per_token=width))
+    if crossings:
+        work.append(Work("pipeline_send_across_nodes", "send_across_nodes", crossings, bytes_per_token=width))
     return work
 
 

@@ -133,7 +133,7 @@ def check_cluster_policies(points: Sequence[Point]) -> None:
 
     seen = set()
     for config in (point.configs[0] for point in points):
-        for slot in ("router", "admission", "autoscaler", "disaggregation"):
+        for slot in ("router", "admission", "autoscaler", "disaggregation", "placement"):
             text = f"{slot} {getattr(config.cluster, slot)!r}"
             if text not in seen:
                 seen.add(text)
