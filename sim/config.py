@@ -239,6 +239,8 @@ class NetworkConfig(Model):
 
     node: str | None = Field(default=None, description="a name of `servesim profiles list`; null: by the GPU")
     num_nodes: int | None = Field(default=None, ge=1, le=100_000, description="of each GPU type; null: as needed")
+    gpus_per_node: int | None = Field(default=None, ge=1, description="null: as the node has")
+    nics_per_node: int | None = Field(default=None, ge=1, description="network adapters; null: as the node has")
     nodes_per_rack: int | None = Field(default=None, ge=1, description="null: all in one rack")
     link: str | None = Field(default=None, description="of each network adapter; null: the node's")
     rack_uplink: RackUplinkConfig | None = Field(default=None, description="null: racks do not limit anything")

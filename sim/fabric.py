@@ -97,9 +97,9 @@ class Fabric:
             return _route([[self._link(f"{places[source].name}.out", self.topology.direct)]])
         a, b = places[source].gpus, places[destination].gpus
         n = max(len(a), len(b))
-        return _route([list(self._hops(a[k * len(a) // n], b[k * len(b) // n])) for k in range(n)])
+        return _route([list(self.hops(a[k * len(a) // n], b[k * len(b) // n])) for k in range(n)])
 
-    def _hops(self, a: GpuSlot, b: GpuSlot) -> Iterator[Link]:
+    def hops(self, a: GpuSlot, b: GpuSlot) -> Iterator[Link]:
         """The links from one GPU to another."""
         nodes = self.topology.nodes
         if a.node == b.node:

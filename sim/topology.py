@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sim.decisions import GpuSlot, NotPlaced
 from sim.errors import InputError, PolicyError
-from sim.hardware import HardwareProfile, load_gpu
+from sim.hardware import Fact, HardwareProfile, load_gpu
 from sim.interconnect import Interconnect
 from sim.links import (
     DEFAULT_NIC,
@@ -188,6 +188,7 @@ def describe_nodes(
     network = config.cluster.network
     profiles = {name: _node_profile(config, name) for name in gpus}
     _check_node(config, profiles)
+    profiles = {name: _resized(profile, network) for name, profile in profiles.items()}
     nodes: list[Node] = []
     for name, gpu in gpus.items():
         count = network.num_nodes if network else None
@@ -208,6 +209,13 @@ def _node_profile(config: ExperimentConfig, gpu: str) -> NodeProfile:
     return named if not named.gpus or gpu in named.gpus else default_node(gpu)
 
 
+def _resized(profile: NodeProfile, network: NetworkConfig | None) -> NodeProfile:
+    """The node with the numbers of GPUs and adapters that the network gives."""
+    given = {"num_gpus": network.gpus_per_node, "num_nics": network.nics_per_node} if network else {}
+    facts = {name: Fact(float(value), "", None) for name, value in given.items() if value is not None}
+    return replace(profile, facts={**profile.facts, **facts})
+
+
 def _check_node(config: ExperimentConfig, profiles: Mapping[str, NodeProfile]) -> None:
     """A node that is named must take the GPU of some pool."""
     network = config.cluster.network
@@ -225,7 +233,7 @@ def _node(network: NetworkConfig | None, profile: NodeProfile, gpu: HardwareProf
     nic = _between_nodes(named or profile.links["nic"] or DEFAULT_NIC)
     notes = nic.assumptions()
     if not named and profile.links["nic"] is None:
-        notes.insert(0, f"node {profile.name}: its network adapters are not known, one {DEFAULT_NIC} is assumed")
+        notes.insert(0, f"node {profile.name}: its network adapters are not known, {DEFAULT_NIC} is assumed")
     scaleup = profile.links["scaleup"]
     ports = _scaleup(load_link(scaleup), gpu) if scaleup else None, _pcie(profile, gpu, notes)
     return Node(0, 0, gpu.name, profile, *ports, Port.of(nic), tuple(notes))
