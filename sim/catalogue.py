@@ -27,6 +27,12 @@ def entry_names(kind: str) -> list[str]:
     return sorted(item.name.removesuffix(".yaml") for item in folder(kind).iterdir() if item.name.endswith(".yaml"))
 
 
+def knows(kind: str, name: str) -> bool:
+    """Whether `name` is the name or an alias of an entry of this kind."""
+    lowered = name.lower()
+    return lowered in entry_names(kind) or any(lowered in _aliases(kind, each) for each in entry_names(kind))
+
+
 def read_entry(kind: str, name: str, label: str) -> dict[str, Any]:
     """The values of the entry called `name` (a name, an alias or a path).
 
@@ -38,9 +44,8 @@ def read_entry(kind: str, name: str, label: str) -> dict[str, Any]:
     if lowered in entry_names(kind):
         return _read_packaged(kind, lowered)
     for candidate in entry_names(kind):
-        values = _read_packaged(kind, candidate)
-        if lowered in (str(alias).lower() for alias in values.get("aliases") or []):
-            return values
+        if lowered in _aliases(kind, candidate):
+            return _read_packaged(kind, candidate)
     raise unknown_name(label, name, entry_names(kind))
 
 
@@ -50,6 +55,10 @@ def fields_of(values: Mapping[str, Any], key: str, where: str) -> dict[str, Any]
     if not isinstance(section, dict):
         raise InputError(f"{where}: key '{key}' must be a mapping (got {type(section).__name__})")
     return section
+
+
+def _aliases(kind: str, name: str) -> list[str]:
+    return [str(alias).lower() for alias in _read_packaged(kind, name).get("aliases") or []]
 
 
 @cache

@@ -145,7 +145,7 @@ class Topology:
         return min((replace(nic, bytes_per_second=nic.bytes_per_second * count) for nic, count in nics), key=_speed)
 
     def assumptions(self) -> list[str]:
-        """What is not measured about the links in use, each sentence once; nothing where the experiment gives speeds."""
+        """What is not measured about the links in use, each sentence once; nothing where the speed is given."""
         if self.direct is not None:
             return []
         return list(dict.fromkeys(note for node in self.nodes.values() for note in node.assumptions))

@@ -26,7 +26,7 @@ COMMANDS = {
     "calibrate": "Measure step times, fit a hardware profile, show its error.",
     "validate": "Hold predictions against measured servers and kernels.",
     "policies": "List, show and check policies.",
-    "profiles": "List and show GPU profiles.",
+    "profiles": "List and show GPUs, nodes and links.",
     "models": "List, show and import models.",
     "topology": "Show where replicas land and which links they cross.",
     "import": "Turn the serve flags of a real engine into an experiment.",

@@ -1,4 +1,4 @@
-"""`servesim profiles`: the catalogue of GPUs, and what a step costs on one."""
+"""`servesim profiles`: the catalogue of GPUs, nodes and links, and what a step costs on a GPU."""
 
 from __future__ import annotations
 
@@ -12,18 +12,37 @@ if TYPE_CHECKING:
 
     from sim.cost.base import BatchShape
     from sim.hardware import HardwareProfile
+    from sim.links import LinkProfile, NodeProfile
 
-app = typer.Typer(help="GPUs that ship with servesim: facts, sources, and where the time of a step goes.")
+app = typer.Typer(
+    help="GPUs, nodes and links that ship with servesim: facts, sources, and where the time of a step goes."
+)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 # Facts are kept in base units; tables show them in the unit that people use.
 _SCALES = {"FLOP/s": (1e12, "TFLOP/s"), "OP/s": (1e12, "TOP/s"), "B/s": (1e9, "GB/s"), "B": (1e9, "GB")}
+_LINK_HEADERS = ("scaleup", "pcie", "adapter")
 _COLUMNS = ("bf16_flops", "fp8_flops", "memory_bytes", "memory_bandwidth", "scaleup_bandwidth", "tdp", "price_median")
 
 
+Kind = Annotated[
+    str | None, typer.Argument(help="gpus, nodes or links; default: all, and with --json the GPUs.", metavar="[KIND]")
+]
+
+
 @app.command("list")
-def list_profiles(as_json: Json = False) -> None:
-    """All GPUs with their main facts, and what their step times rest on; `-` means that no source gives it."""
+def list_profiles(kind: Kind = None, as_json: Json = False) -> None:
+    """All GPUs with their main facts and what their step times rest on, nodes and links; `-`: no source gives it."""
+    from sim.errors import unknown_name
+
+    listings = {"gpus": _list_gpus, "nodes": _list_nodes, "links": _list_links}
+    if kind is not None and kind not in listings:
+        raise unknown_name("kind of profile", kind, listings)
+    for listing in [listings[kind]] if kind else [_list_gpus] if as_json else listings.values():
+        listing(as_json)
+
+
+def _list_gpus(as_json: bool) -> None:
     from sim.calibration.origin import origins, summary
     from sim.hardware import gpu_names, load_gpu
 
@@ -43,18 +62,70 @@ def list_profiles(as_json: Json = False) -> None:
     typer.echo(summary(fitted))
 
 
+def _list_nodes(as_json: bool) -> None:
+    from sim.links import load_node, node_names
+
+    nodes = [load_node(name) for name in node_names()]
+    if as_json:
+        typer.echo(json.dumps([_flat(node, **node.links) for node in nodes], indent=2))
+        return
+    table = _table("node", "GPUs", "of type", "scaleup", "pcie", "adapters", "adapter", title="Nodes")
+    for node in nodes:
+        counts = [_short(node, key) for key in ("num_gpus", "num_nics")]
+        names = [node.links[key] or "-" for key in ("scaleup", "pcie", "nic")]
+        table.add_row(node.name, counts[0], ", ".join(node.gpus), names[0], names[1], counts[1], names[2])
+    _print(table)
+
+
+def _list_links(as_json: bool) -> None:
+    from sim.links import link_names, load_link
+
+    links = [load_link(name) for name in link_names()]
+    if as_json:
+        typer.echo(json.dumps([_flat(link, kind=link.kind) for link in links], indent=2))
+        return
+    table = _table(
+        "link", "kind", "GB/s", "share reached", "latency us", title="Links, one direction (-: not measured)"
+    )
+    for link in links:
+        facts = [_short(link, *key) for key in (("bandwidth", 1e9), ("achieved_share",), ("latency", 1e-6))]
+        table.add_row(link.name, link.kind, *facts)
+    _print(table)
+
+
+def _flat(profile: LinkProfile | NodeProfile, **more: Any) -> dict[str, Any]:
+    return {"name": profile.name, **{key: fact.value for key, fact in profile.facts.items()}, **more}
+
+
+def _short(profile: LinkProfile | NodeProfile, key: str, scale: float = 1.0) -> str:
+    value = profile.facts[key].value
+    return "-" if value is None else f"{value / scale:.6g}"
+
+
 def _unfitted(gpu: HardwareProfile) -> str:
     return "data sheet" if gpu.get("memory_bandwidth") else "to be measured"
 
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="Catalogue name, alias, or path of a YAML file.")], as_json: Json = False
+    name: Annotated[str, typer.Argument(help="Catalogue name, alias, or path of a GPU's YAML file.")],
+    as_json: Json = False,
 ) -> None:
-    """Every fact of one GPU with its unit and source."""
+    """Every fact of one GPU, node or link with its unit and source."""
+    from sim.catalogue import knows
     from sim.hardware import load_gpu
+    from sim.links import load_link, load_node
 
-    gpu = load_gpu(name)
+    if knows("links", name):
+        _show_facts(load_link(name), {"kind": load_link(name).kind}, as_json)
+    elif knows("nodes", name):
+        node = load_node(name)
+        _show_facts(node, {**node.links, "gpus": ", ".join(node.gpus)}, as_json)
+    else:
+        _show_gpu(load_gpu(name), as_json)
+
+
+def _show_gpu(gpu: HardwareProfile, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(_as_dict(gpu), indent=2))
         return
@@ -65,6 +136,26 @@ def show(
         table.add_row(f"efficiency: {key}", f"{value:g}", "fraction", gpu.sources.get("kernels", gpu.file))
     _print(table)
     for note in gpu.notes:
+        typer.echo(f"note: {note}")
+
+
+def _show_facts(profile: LinkProfile | NodeProfile, more: dict[str, str | None], as_json: bool) -> None:
+    facts = {
+        key: {"value": fact.value, "unit": fact.unit, "source": profile.sources.get(fact.source or "")}
+        for key, fact in profile.facts.items()
+    }
+    if as_json:
+        whole = {"name": profile.name, "description": profile.description, **more, "facts": facts}
+        typer.echo(json.dumps({**whole, "notes": list(profile.notes)}, indent=2))
+        return
+    table = _table("fact", "value", "unit", "source", title=f"{profile.name}: {profile.description}")
+    for key, fact in facts.items():
+        value = "-" if fact["value"] is None else f"{fact['value']:.6g}"
+        table.add_row(key, value, str(fact["unit"]), str(fact["source"] or "unknown"))
+    for key, text in more.items():
+        table.add_row(key, text or "-", "", "")
+    _print(table)
+    for note in profile.notes:
         typer.echo(f"note: {note}")
 
 
@@ -165,8 +256,8 @@ def _table(*headers: str, title: str) -> Table:
 
     table = Table(title=title, title_justify="left")
     for i, header in enumerate(headers):
-        left = i == 0 or header in ("unit", "source", "bound by", "step times")
-        table.add_column(header, justify="left" if left else "right", no_wrap=i == 0)
+        left = i == 0 or header in ("unit", "source", "bound by", "step times", "of type", "kind", *_LINK_HEADERS)
+        table.add_column(header, justify="left" if left else "right", no_wrap=i == 0, overflow="fold")
     return table
 
 
