@@ -60,7 +60,7 @@ class BatchBuilder:
         self.swapped_out: list[Sequence] = []
         self.swapped_in: list[Sequence] = []
         self.progress_lost: dict[int, tuple[int, int]] = {}  # prompt tokens computed and left when preempted, by row
-        self.num_copied_blocks = 0  # between GPU and host, before this step
+        self.num_blocks_out = self.num_blocks_in = 0  # copied between GPU and host before this step
         self.again = False  # the scheduler wants to be asked for the next step whatever happens
         self.refused_for_memory: Sequence | None = None  # who was refused last because blocks did not suffice
         self.asker: Sequence | None = None  # who needs the blocks of the sequence that is being preempted
@@ -434,7 +434,7 @@ class BatchBuilder:
                 raise RunError(swap_space_exhausted(replica.name, self.now, blocks, host))
             return False
         host.copy_out(blocks)
-        self.num_copied_blocks += blocks
+        self.num_blocks_out += blocks
         self.swapped_out.append(victim)
         replica.swap_out(victim, blocks, self.now, took_token)
         if took_token:
@@ -469,7 +469,7 @@ class BatchBuilder:
             self.refused_for_memory = seq
             return False
         copied = replica.swap_in(seq, blocks if tokens else replica.num_held(seq), self.now)
-        self.num_copied_blocks += copied
+        self.num_blocks_in += copied
         self.swapped_in.append(seq)
         if not decoding:
             self._add_chunk(seq, tokens, 0)

@@ -12,11 +12,12 @@ from sim.cost import ExplainingCostModel, build_cost_model, default_kind
 from sim.cost.drafting import DraftingCost, one_layer_of
 from sim.engine import Simulation
 from sim.errors import InputError
+from sim.fabric import Fabric
 from sim.hardware import load_gpu
 from sim.interfaces import Traits
 from sim.isolation import Spans, isolated_spans
 from sim.kv.eviction import EvictingKV, NextUse, next_uses
-from sim.kv.host import HostMemory
+from sim.kv.host import HostMemory, PrivatePort
 from sim.kv.warm import load_states, state_of, warm_up
 from sim.memory import plan_memory
 from sim.model import load_model
@@ -24,7 +25,7 @@ from sim.replica import Limits, Replica
 from sim.seeds import Seeds
 from sim.speculation import DrawnAcceptance, SpeculationRules, acceptance_chances
 from sim.speculative_replica import SpeculativeReplica
-from sim.swapping import CheaperWay
+from sim.swapping import CheaperWay, FabricPort
 from sim.topology import plan_topology
 from sim.units import GIB
 from sim.workload.config import build_workload
@@ -59,9 +60,10 @@ def build(
 
     def make_replicas(clock: Clock, on_end: EndFunction, columns: Columns) -> list[Replica]:
         replicas: list[Replica] = []
+        fabric = Fabric(clock, topology)
         for builder in builders:
             for _ in range(builder.pool.replicas):
-                replicas.append(builder.replica(len(replicas), clock, on_end, columns))
+                replicas.append(builder.replica(len(replicas), clock, on_end, columns, fabric))
         if not replicas:
             raise InputError(f"{config.where('cluster.pools')}: no pool has any replicas")
         return replicas
@@ -293,8 +295,10 @@ class PoolBuilder:
         rules = SpeculationRules.of(speculation.method, drafts)
         return partial(SpeculativeReplica, rules=rules, acceptance=acceptance)
 
-    def replica(self, index: int, clock: Clock, on_end: EndFunction, columns: Columns) -> Replica:
-        """Replica number `index` of the cluster."""
+    def replica(
+        self, index: int, clock: Clock, on_end: EndFunction, columns: Columns, fabric: Fabric | None = None
+    ) -> Replica:
+        """Replica number `index` of the cluster. Without a fabric it cannot swap."""
         replica = self._replica_class()(
             index,
             clock,
@@ -312,7 +316,7 @@ class PoolBuilder:
             step_by_step=self.step_by_step,
             step_log=self.step_log,
         )
-        self._give_host_memory(replica)
+        self._give_host_memory(replica, fabric)
         if self.warm_states is not None:
             self._at("kv_cache.warm_start", lambda: self._warm_up(replica))
         return replica
@@ -341,22 +345,22 @@ class PoolBuilder:
             foresee(self.next_use)
         return kv
 
-    def _give_host_memory(self, replica: Replica) -> None:
+    def _give_host_memory(self, replica: Replica, fabric: Fabric | None) -> None:
         """Swap space and the way to decide who goes there, where preemption swaps."""
-        if self.host_block is None:
+        num_bytes = self.host_block
+        if num_bytes is None or fabric is None:
             return
-        num_bytes, bandwidth = self.host_block
-        blocks = int(self.pool.preemption.swap_space * GIB) // num_bytes
-        replica.host = HostMemory(blocks, num_bytes / bandwidth)
+        blocks, bandwidth = int(self.pool.preemption.swap_space * GIB) // num_bytes, self.pool.preemption.host_bandwidth
+        private = None if bandwidth is None else PrivatePort(num_bytes / bandwidth)
+        replica.host = HostMemory(blocks, private or FabricPort(fabric, replica.index, num_bytes * replica.num_gpus))
         replica.swaps = CheaperWay(replica) if self.pool.preemption.mode == "auto" else lambda seq: True
 
-    def _host_block(self) -> tuple[int, float] | None:
-        """Bytes of a block on one GPU, and the bytes per second of its link to host memory; None without swapping."""
+    def _host_block(self) -> int | None:
+        """Bytes of a block on one GPU; None without swapping."""
         preemption, pool = self.pool.preemption, self.pool
         if preemption.mode == "recompute":
             return None
         if pool.speculation is not None:
             raise InputError(f"mode {preemption.mode} with speculation is not modelled; allowed: recompute")
         per_token = self.model.kv_bytes_per_token(pool.tensor_parallel, pool.pipeline_parallel)
-        bandwidth = preemption.host_bandwidth or self.gpu.require("pcie_bandwidth")
-        return per_token * pool.kv_cache.block_size, bandwidth
+        return per_token * pool.kv_cache.block_size

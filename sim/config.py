@@ -159,7 +159,9 @@ class PreemptionConfig(Slot):
     victim: str = "newest"
     swap_space: float = Field(default=4.0, ge=0, description="GiB of host memory a GPU, for swapping")
     host_bandwidth: float | None = Field(
-        default=None, gt=0, description="bytes per second a GPU between GPU and host; null: the GPU's PCIe bandwidth"
+        default=None,
+        gt=0,
+        description="bytes per second a GPU, of a link of its own; null: the node's PCIe, which transfers share",
     )
 
 

@@ -70,8 +70,11 @@ def _rows(replica: Replica, requests: dict[str, np.ndarray]) -> Iterator[dict[st
 
 
 def _copy_seconds(replica: Replica, num_blocks: int) -> float:
-    """Seconds of copies out and back."""
-    return 0.0 if replica.host is None else to_grid(2 * num_blocks * replica.host.seconds_per_block)
+    """Seconds of copies out and back, alone on the link."""
+    if replica.host is None:
+        return 0.0
+    port = replica.host.port
+    return to_grid(port.expected_duration(num_blocks, True) + port.expected_duration(num_blocks, False))
 
 
 def prefill_seconds(replica: Replica, num_tokens: int, num_cached: int) -> float:

@@ -423,7 +423,8 @@ class Replica:
         self.planned = end
         self.num_plans += 1
         self._horizon = min(4 * self._horizon, MAX_HORIZON)
-        alone = not self.waiting and not self.swapped
+        # Copies occupy links from the instant of their call, so a replica that swaps makes its calls in time.
+        alone = not self.waiting and self.host is None
         self._due = self._next_return() if end == cohort.leave_at and alone else self.next_call
         return True
 
@@ -509,8 +510,8 @@ class Replica:
         shape = self._shape(size, chunks)
         start = unfinished[-1] if unfinished else now
         seconds = self.cost.step_time(shape if self._padding is None else self._padding.shape(self, size, chunks))
-        if builder.num_copied_blocks:
-            seconds += self._copy_duration(builder)
+        if self.host is not None:
+            seconds += self.host.delay(builder.num_blocks_out, builder.num_blocks_in)
         duration = seconds + GRID_SHIFT - GRID_SHIFT
         end = start + duration
         if self.steps is not None:
@@ -537,7 +538,8 @@ class Replica:
         """Instant of the call after one without a batch: soon if it changed something, else when something happens."""
         self._drop_hopeless(builder, now)
         if builder.again or builder.num_preempted or builder.dropped or builder.swapped_in:
-            return now + to_grid(self.empty_call_duration + self._copy_duration(builder))
+            copies = 0.0 if self.host is None else self.host.delay(builder.num_blocks_out, builder.num_blocks_in)
+            return now + to_grid(self.empty_call_duration + copies)
         return NEVER
 
     def _drop_hopeless(self, builder: BatchBuilder, now: float) -> None:
@@ -551,10 +553,6 @@ class Replica:
             self.waiting.remove(seq)
         self._refused = False
         self.drop(seq, f"all {self.kv.num_usable} KV blocks are free and it does not get in with this scheduler", now)
-
-    def _copy_duration(self, builder: BatchBuilder) -> float:
-        """Seconds for which the copies between GPU and host delay the step."""
-        return 0.0 if self.host is None else builder.num_copied_blocks * self.host.seconds_per_block
 
     def _advance_one(self, now: float, end: float) -> None:
         clock = self.cohort.clock

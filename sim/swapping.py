@@ -1,4 +1,4 @@
-"""Whether a victim is swapped to host memory or computed again, whichever costs less at that moment."""
+"""Swaps: their copies on the links of the fabric, and whether a victim is swapped or computed again."""
 
 from __future__ import annotations
 
@@ -7,8 +7,30 @@ from typing import TYPE_CHECKING
 from sim.cost.base import BatchShape
 
 if TYPE_CHECKING:
+    from sim.fabric import Fabric
     from sim.replica import Replica
     from sim.request import Sequence
+
+
+class FabricPort:
+    """The PCIe links between a replica's GPUs and their host, which KV transfers to other nodes use, too.
+
+    A step waits for its copies at the speed that the links show when they start. Whatever starts later shares the
+    links with what is left of them, but that step is not held up any longer for it.
+    """
+
+    def __init__(self, fabric: Fabric, replica: int, block_bytes: float) -> None:
+        self._fabric = fabric
+        self._replica = replica
+        self._block_bytes = block_bytes  # over all GPUs of the replica
+
+    def expected_duration(self, num_blocks: int, to_host: bool) -> float:
+        """Seconds of a copy that starts now, if nothing else comes."""
+        return self._fabric.expected_host_duration(self._replica, num_blocks * self._block_bytes, to_host)
+
+    def copy(self, num_blocks: int, to_host: bool) -> None:
+        """Occupy the links with the copy."""
+        self._fabric.start_host(self._replica, num_blocks * self._block_bytes, to_host, lambda flow: None)
 
 
 class CheaperWay:
@@ -30,7 +52,8 @@ class CheaperWay:
         """Out and back."""
         host = self._replica.host
         assert host is not None
-        return 2 * self._replica.num_held(victim) * host.seconds_per_block
+        blocks = self._replica.num_held(victim)
+        return host.port.expected_duration(blocks, True) + host.port.expected_duration(blocks, False)
 
     def recompute_seconds(self, victim: Sequence) -> float:
         """Longer by so much is a step that computes the victim's tokens beside the decodes."""

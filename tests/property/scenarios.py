@@ -20,12 +20,15 @@ from sim.cost import build_cost_model
 from sim.cost.base import CostModel
 from sim.cost.constant import ConstantCost
 from sim.engine import EndFunction, Simulation
+from sim.fabric import Fabric
 from sim.hardware import load_gpu
-from sim.kv.host import HostMemory
+from sim.kv.host import HostMemory, HostPort, PrivatePort
 from sim.model import load_model
+from sim.network import Crossing, Link, Network, Route
 from sim.replica import Limits, Replica
 from sim.result import RunResult
 from sim.seeds import Seeds
+from sim.swapping import FabricPort
 from sim.units import array_to_grid, to_grid
 from sim.workload.base import ClosedLoop, Ragged, Workload
 from sim.workload.columns import Columns
@@ -97,6 +100,7 @@ class Scenario:
     allocator: str = "paged"
     context_shift: bool = False  # of slots
     host_blocks: int = 0  # of swap space; 0: preempted sequences are recomputed
+    shared_host: bool = False  # one link to host memory for all replicas
     preemption: str = "newest"
     router: str = "round_robin"
     admission: str = "always"
@@ -142,9 +146,12 @@ def make_simulation(scenario: Scenario, step_by_step: bool = False, step_log: bo
     timeout, interval, unit = scenario.client_timeout, scenario.timeline_interval, scenario.unit
 
     def make_replicas(clock: Clock, on_end: EndFunction, columns: Columns) -> list[Replica]:
-        return [
+        replicas = [
             _replica(scenario, i, clock, on_end, columns, step_by_step, step_log) for i in range(scenario.num_replicas)
         ]
+        if scenario.host_blocks:
+            _give_host_memory(scenario, clock, replicas)
+        return replicas
 
     return Simulation(
         make_workload(scenario),
@@ -194,10 +201,28 @@ def _replica(
         step_log=step_log,
     )
     replica.empty_call_duration = scenario.unit
-    if scenario.host_blocks:
-        replica.host = HostMemory(scenario.host_blocks, scenario.unit / 16)
-        replica.swaps = lambda seq: seq.row % 3 > 0  # some come back from the host, some are recomputed
     return replica
+
+
+def _give_host_memory(scenario: Scenario, clock: Clock, replicas: list[Replica]) -> None:
+    link = OneHostLink(clock)
+    for replica in replicas:
+        port: HostPort = PrivatePort(scenario.unit / 16)
+        if scenario.shared_host:
+            port = FabricPort(link, replica.index, scenario.unit / 16)
+        replica.host = HostMemory(scenario.host_blocks, port)
+        replica.swaps = lambda seq: seq.row % 3 > 0  # some come back from the host, some are recomputed
+
+
+class OneHostLink(Fabric):
+    """Copies of all replicas over one link of a byte a second, whatever the direction."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.network = clock, Network(clock)
+        self._route = Route((Crossing(Link("host", 1.0)),))
+
+    def host_route(self, replica: int, to_host: bool) -> Route:
+        return self._route
 
 
 def limits_of(scenario: Scenario) -> Limits:
@@ -347,6 +372,7 @@ def scenarios(draw: st.DrawFn, space: Space) -> Scenario:
         params=tuple((key, pick(*values)) for key, values in choices.items()),
         allocator=space.allocator or pick(*allocators),
         host_blocks=pick(0, 0, 0, 2, 40),
+        shared_host=pick(False, True),
         cost=pick(*space.costs),
         start=pick(0.0, 100_000.3) if timeline is None else 0.0,
         concurrency=pick(0, 0, 0, 1, 3),

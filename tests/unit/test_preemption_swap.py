@@ -9,16 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_runs import build_rows
+from scenarios import OneHostLink
 
 from policies.preemption import PREEMPTIONS
 from policies.scheduler import SCHEDULERS
+from sim.build import build
+from sim.clock import Clock
 from sim.config import experiment_from_values
 from sim.cost import ConstantCost
 from sim.engine import Simulation
 from sim.experiment import run
-from sim.kv.host import HostMemory
+from sim.kv.host import HostMemory, PrivatePort
 from sim.request import Phase
-from sim.swapping import CheaperWay
+from sim.swapping import CheaperWay, FabricPort
 
 ROWS = [(5 + 7 * i % 23, 10 + 11 * i % 40) for i in range(30)]
 
@@ -28,7 +31,7 @@ def swapping(mode: str, seconds_per_block: float, host_blocks: int = 10**6, **op
     known = {"num_blocks": 25, "block_size": 4, "budget": 32, "num_seqs": 8}
     simulation = build_rows(ROWS, **{**known, **options})
     replica = simulation.replicas[0]
-    replica.host = HostMemory(host_blocks, seconds_per_block)
+    replica.host = HostMemory(host_blocks, PrivatePort(seconds_per_block))
     replica.swaps = CheaperWay(replica) if mode == "auto" else lambda seq: True
     return simulation
 
@@ -123,7 +126,7 @@ def test_fast_forward_is_exact_with_swapping(scheduler: str, depth: int, mode: s
             **options,
         )
         replica = simulation.replicas[0]
-        replica.host = HostMemory(60, seconds)
+        replica.host = HostMemory(60, PrivatePort(seconds))
         replica.cost = ConstantCost(1.0, per_prefill_token=0.0625)
         replica.swaps = CheaperWay(replica) if mode == "auto" else lambda seq: True
         result = simulation.run()
@@ -165,10 +168,12 @@ def experiment(preemption: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_mode_swap_and_auto_through_the_configuration() -> None:
-    """The link is the GPU's PCIe bandwidth unless stated: 16 tokens x 131,072 B at 64 GB/s a block."""
+    """A link of 64 GB/s: 16 tokens x 131,072 B a block."""
     outcomes = {}
     for mode in ("recompute", "swap", "auto"):
-        outcome = run(experiment_from_values(experiment({"mode": mode, "swap_space": 8.0}), Path()))
+        outcome = run(
+            experiment_from_values(experiment({"mode": mode, "swap_space": 8.0, "host_bandwidth": 6.4e10}), Path())
+        )
         outcomes[mode] = outcome.result
         assert outcome.summary["num_preemptions"] > 0
     assert outcomes["recompute"].requests["num_recomputed_tokens"].sum() > 0
@@ -178,3 +183,31 @@ def test_mode_swap_and_auto_through_the_configuration() -> None:
     per_block = swap["lost_seconds"] / swap["num_copied_blocks"] / 2
     assert per_block == pytest.approx(16 * 131_072 / 6.4e10, rel=1e-4)
     assert outcomes["auto"].preemptions is not None
+
+
+def test_copies_share_their_links_with_what_moves_already() -> None:
+    """One byte a second: 8 bytes alone 8 s; while 4 others are on their way the first 8 s go half each: 12 s."""
+    clock = Clock()
+    fabric = OneHostLink(clock)
+    port = FabricPort(fabric, 0, block_bytes=4.0)
+    host = HostMemory(10, port)
+    assert host.delay(2, 0) == 8.0
+    assert port.expected_duration(1, True) == 8.0  # 4 of 12 bytes at half the speed
+    assert host.delay(0, 1) == 8.0
+    clock.env.run()
+    link = fabric.host_route(0, True).links[0]
+    assert link.bytes_done(clock.now) == link.busy_time(clock.now) == 12.0
+    assert host.delay(1, 1) == 4.0 + 8.0  # out, then in, on a link that the first copy still holds
+
+
+def test_without_a_link_of_its_own_a_replica_swaps_over_the_pcie_of_its_node() -> None:
+    """All GPUs of a replica copy their shares at once, so two need half as long as one for the same block."""
+    seconds = []
+    for tensor_parallel in (1, 2):
+        pool = {"tensor_parallel": tensor_parallel, "preemption": {"mode": "swap"}}
+        values = experiment({"mode": "swap"})
+        values["cluster"]["pools"][0] |= pool
+        host = build(experiment_from_values(values, Path())).replicas[0].host
+        assert host is not None
+        seconds.append(host.port.expected_duration(100, True))
+    assert seconds[0] == pytest.approx(2 * seconds[1], rel=1e-6)

@@ -17,7 +17,7 @@ from sim.batch import BatchBuilder
 from sim.cost.base import BatchShape
 from sim.engine import Simulation
 from sim.errors import InputError, RunError
-from sim.kv.host import HostMemory
+from sim.kv.host import HostMemory, PrivatePort
 from sim.kv.paged import PagedKV
 from sim.replica import Limits, Replica
 from sim.request import Phase, Sequence
@@ -171,7 +171,7 @@ def test_v0_swaps_the_last_and_brings_it_back_before_any_prompt() -> None:
 def test_swapping_delays_the_step_by_the_copies_and_recomputes_nothing() -> None:
     """The same run with 0.25 s a block: the steps that copy 2 blocks (4, 5, 6 and 10) take 1.5 s."""
     requests = {"A": (1, 30, 8), "B": (1, 30, 8), "C": (1, 30, 6), "D": (2, 16, 3)}
-    setup = Setup("vllm_v0", requests, num_blocks=8, max_model_len=128, host=HostMemory(8, 0.25))
+    setup = Setup("vllm_v0", requests, num_blocks=8, max_model_len=128, host=HostMemory(8, PrivatePort(0.25)))
     result = setup.run()
     assert result.requests["finish_time"].tolist() == [10.5, 10.5, 14.0, 7.5]
     assert result.requests["num_recomputed_tokens"].sum() == 0
