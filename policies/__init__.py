@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -116,8 +117,15 @@ def _installed(kind: str) -> dict[str, Callable[..., Any]]:
     for point in _entry_points():
         prefix, _, name = point.name.partition(".")
         if prefix == kind:
-            found[name] = point.load()
+            found[name] = _loaded(point)
     return found
+
+
+def _loaded(point: metadata.EntryPoint) -> Callable[..., Any]:
+    try:
+        return point.load()  # type: ignore[no-any-return]
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"{ENTRY_POINTS}: '{point.name}' = {point.value} cannot be loaded ({error})") from None
 
 
 @cache
@@ -128,6 +136,8 @@ def _entry_points() -> metadata.EntryPoints:
 
 def _import_class(path: str, where: str) -> Callable[..., Any]:
     module_name, _, class_name = path.partition(":")
+    if os.getcwd() not in sys.path:  # the console script, unlike `python -m`, does not look in the current directory
+        sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

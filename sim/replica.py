@@ -425,7 +425,9 @@ class Replica:
         self._horizon = min(4 * self._horizon, MAX_HORIZON)
         # Copies occupy links from the instant of their call, so a replica that swaps makes its calls in time.
         alone = not self.waiting and self.host is None
-        self._due = self._next_return() if end == cohort.leave_at and alone else self.next_call
+        returns = self._next_return() if end == cohort.leave_at and alone else now
+        # A prefill step may have come between: then the last token is back before its surplus step is called.
+        self._due = returns if returns > now else self.next_call
         return True
 
     def _next_return(self) -> float:

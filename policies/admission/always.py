@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Always:
-    """No admission control (the default of every engine)."""
+    """No admission control. Source: the default of every engine. Ignores: load, length, priority."""
 
     def admit(self, request: RequestView, cluster: ClusterView, now: float) -> Admission:
         return ADMIT

@@ -20,7 +20,10 @@ class EstimateBased:
     learned (the `quantile` of what the tenant's latest `window` requests really used, from `min_samples` on, never
     more than declared: asking for more than one needs is neither rewarded nor harmful to others). `when_full`:
     reject, or delay by `retry_interval` seconds. A request that alone is priced above everything is let in when
-    nothing else is promised. Ignores: shared prefixes, on which replica a request lands.
+    nothing else is promised.
+
+    Source: own, after the textbook rule of admission by reserved memory. Ignores: shared prefixes, on
+    which replica a request lands.
     """
 
     pricing: Literal["declared", "learned"] = "learned"

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class QueueLimit:
-    """Reject when the replicas together have `max_outstanding` requests or more (like an API server's 503)."""
+    """Reject when the replicas together have `max_outstanding` requests or more, waiting or running.
+
+    `max_outstanding`: requests. Source: textbook load shedding, the 503 of an API server. Ignores: lengths, memory,
+    that clients try again.
+    """
 
     max_outstanding: int = 1024
 

@@ -11,7 +11,8 @@ from sim.kv.placement import Buddy, FirstFit
 
 @dataclass
 class ContiguousMax:
-    """Reserves prompt + declared maximum output (`reserve: declared`) or max_model_len (`reserve: model`), never more.
+    """Reserves once, at admission, never more. `reserve`: declared (prompt + declared maximum output, tokens) or model
+    (max_model_len).
 
     `placement`: buddy (powers of two) or first_fit, in one address range. Source: Orca (Max) of the PagedAttention
     paper (SOSP 2023, section 6.1), which reserves the model's maximum with a buddy allocator. No prefix cache.

@@ -14,7 +14,7 @@ class ContiguousOracle:
     """Reserves prompt + true output length: an oracle, an upper bound for contiguous memory, not an engine.
 
     `placement`: buddy (powers of two) or first_fit, in one address range. Source: Orca (Oracle) of the PagedAttention
-    paper (SOSP 2023, section 6.1). No prefix cache.
+    paper (SOSP 2023, section 6.1). No prefix cache. Ignores: tensor layout by layer.
     """
 
     placement: Literal["buddy", "first_fit"] = "buddy"

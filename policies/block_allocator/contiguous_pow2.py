@@ -14,7 +14,7 @@ class ContiguousPow2:
     """Over-reserves the output by less than a factor of two. Knows the true output length: an oracle with an error.
 
     `placement`: buddy (powers of two) or first_fit, in one address range. Source: Orca (Pow2) of the PagedAttention
-    paper (SOSP 2023, section 6.1). No prefix cache.
+    paper (SOSP 2023, section 6.1). No prefix cache. Ignores: tensor layout by layer.
     """
 
     placement: Literal["buddy", "first_fit"] = "buddy"

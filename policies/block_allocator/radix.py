@@ -11,7 +11,7 @@ from sim.kv.radix_kv import RadixKV
 @dataclass
 class Radix:
     """SGLang's cache (0.5.23): `block_size` is the page size, 1 token by default there; leaves are evicted
-    whole, LRU.
+    whole, LRU. Ignores: the other eviction orders of its tree, hierarchical caches in host memory.
     """
 
     def build(self, num_blocks: int, block_size: int, prefix_caching: bool) -> PagedKV:

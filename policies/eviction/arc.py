@@ -53,7 +53,7 @@ class Arc(RankedEviction):
 
     Two LRU lists: content used once and content used more often. Blocks that were overwritten leave ghosts; computing
     the content of a ghost again shifts the target share towards the list it fell from. Differs: blocks that are held
-    cannot be overwritten and count for neither list.
+    cannot be overwritten and count for neither list. Ignores: how long a prefix is.
     """
 
     def __post_init__(self) -> None:

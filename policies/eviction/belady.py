@@ -15,7 +15,7 @@ class Belady(RankedEviction):
 
     An upper bound to hold others against, not an engine: exact for requests admitted in the order of rows on one
     replica; with several replicas the uses of all count. The rule is optimal for equal blocks that are used one by
-    one; for prefixes it is very good.
+    one; for prefixes it is very good. Ignores: which replica a request will be sent to.
     """
 
     def __post_init__(self) -> None:

@@ -10,7 +10,10 @@ from sim.kv.eviction import History, RankedEviction
 
 @dataclass
 class Fifo(RankedEviction):
-    """First in, first out, by the moment at which content entered the memory. Textbook baseline."""
+    """First in, first out, by the moment at which content entered the memory.
+
+    Source: textbook baseline. Ignores: every use after the first.
+    """
 
     def __post_init__(self) -> None:
         RankedEviction.__init__(self)

@@ -12,7 +12,7 @@ from sim.kv.eviction import History, RankedEviction
 class Lfu(RankedEviction):
     """Least frequently used: counts hits since the content entered the memory, and forgets them with it.
 
-    Source: textbook; SGLang (0.5.23) offers it for its tree. Nothing ages: what was popular once stays.
+    Source: textbook; SGLang (0.5.23) offers it for its tree. Ignores: age; what was popular once stays.
     """
 
     def __post_init__(self) -> None:

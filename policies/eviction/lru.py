@@ -10,7 +10,10 @@ from sim.kv.eviction import History, RankedEviction
 
 @dataclass
 class Lru(RankedEviction):
-    """Least recently used: vLLM V1 (0.33); of what was let go together the end of a prompt before its beginning."""
+    """Least recently used: vLLM V1 (0.33); of what was let go together the end of a prompt before its beginning.
+
+    Ignores: how often content was used, and what computing it again would cost.
+    """
 
     def __post_init__(self) -> None:
         RankedEviction.__init__(self)

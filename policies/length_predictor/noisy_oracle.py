@@ -22,7 +22,8 @@ class NoisyOracle:
 
     `error`: standard deviation of its logarithm (0.5: two of three predictions are right within a factor of 1.65). At
     least 1 token, at most what the request declares. The draw depends on the seed and the row only, so that other
-    policies see the same predictions.
+    policies see the same predictions. Source: own, for sensitivity studies. Ignores: that real errors depend on the
+    prompt.
     """
 
     error: float = 0.5

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Nothing:
-    """No prediction, as in engines that know nothing but max_output_tokens."""
+    """No prediction. Source: engines, which know nothing but max_output_tokens. Ignores: all that could be learned."""
 
     def predict(self, request: RequestView, true_output_tokens: int | None) -> float | None:
         return None

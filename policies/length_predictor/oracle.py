@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Oracle:
-    """The true output length. No engine can know it: compare with it, do not plan with it."""
+    """The true output length. No engine can know it: compare with it, do not plan with it.
+
+    Source: textbook upper bound. Ignores: nothing.
+    """
 
     is_oracle: ClassVar[bool] = True
 

@@ -40,7 +40,8 @@ class Quantile:
     """A quantile of the lengths of finished requests; the declared maximum until `min_samples` of a kind have finished.
 
     `quantile`: which one (0.5: the median). `by`: what makes a kind: all, tenant, request_class or both. `window`:
-    how many of the latest are remembered. Never more than the request declares. Ignores: what a prompt says; that
+    how many of the latest are remembered. Never more than the request declares. Source: textbook (empirical
+    quantile of a sliding window). Ignores: what a prompt says; that
     requests which are still running tend to be the long ones, so that early predictions are short.
     """
 

@@ -19,7 +19,8 @@ class FewestBlocks:
     Counts the blocks held, shared prefixes included, although giving those up frees nothing.
 
     `max_preemptions`: a request that lost its memory so often comes back only with blocks for its whole declared length
-    and is never a candidate again (null: no bound). Source: the textbook counterpart of largest-first.
+    and is never a candidate again (null: no bound). Source: the textbook counterpart of
+    largest-first. Ignores: how much output the victim has made.
     """
 
     max_preemptions: int | None = 8

@@ -20,7 +20,8 @@ class LongestRemaining:
     By predicted output length, or by the declared maximum where there is no predictor.
 
     `max_preemptions`: a request that lost its memory so often comes back only with blocks for its whole declared length
-    and is never a candidate again (null: no bound). Wrong predictions are not corrected.
+    and is never a candidate again (null: no bound). Ignores: that a prediction was
+    wrong; it is not corrected.
     """
 
     max_preemptions: int | None = 8

@@ -17,7 +17,7 @@ class LowestPriority:
     """Largest (priority, arrival_time, row): vLLM V1 (0.33) with policy priority.
 
     `max_preemptions`: a request that lost its memory so often comes back only with blocks for its whole declared length
-    and is never a candidate again (null: no bound, as the engine).
+    and is never a candidate again (null: no bound, as the engine). Ignores: how much work is lost.
     """
 
     max_preemptions: int | None = None

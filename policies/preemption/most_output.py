@@ -19,6 +19,7 @@ class MostOutput:
 
     `max_preemptions`: a request that lost its memory so often comes back only with blocks for its whole declared length
     and is never a candidate again (null: no bound). The most work is lost.
+    Ignores: how many blocks the victim holds.
     """
 
     max_preemptions: int | None = 8

@@ -17,7 +17,8 @@ class Newest:
     """Last of the running list, possibly the one that asked (vLLM V1 fcfs).
 
     `max_preemptions`: a request that lost its memory so often comes back only with blocks for its whole declared length
-    and is never a candidate again (null: no bound, as the engine).
+    and is never a candidate again (null: no bound, as the engine). Source: vLLM V1 (0.33). Ignores: how
+    much work is lost.
     """
 
     max_preemptions: int | None = None

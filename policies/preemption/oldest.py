@@ -17,7 +17,8 @@ class Oldest:
     """First of the running list, possibly the one that asked: the opposite of what engines do, for comparison.
 
     `max_preemptions`: a request that lost its memory so often comes back only with blocks for its whole declared length
-    and is never a candidate again (null: no bound). Without it two long prompts can evict one another for ever.
+    and is never a candidate again (null: no bound). Without it two long prompts can evict one another for ever. Source:
+    the textbook counterpart of newest. Ignores: that the oldest is often nearly done.
     """
 
     max_preemptions: int | None = 8

@@ -22,7 +22,7 @@ class Drr(Fcfs):
     none); while its deficit is above 0 its oldest requests are admitted, each at `prompt_weight` x prompt tokens.
     Output is paid while it is made, `output_weight` a token, so deficits go below 0. Where a request does not fit the
     turn stays, and nobody is admitted. While a request is refused for lack of blocks every step is decided one by
-    one.
+    one. Ignores: predicted lengths.
     """
 
     quantum: int = 2048

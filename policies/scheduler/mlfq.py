@@ -24,7 +24,7 @@ class Mlfq(Fcfs):
     once a level for others' sake.
 
     Source: FastServe (arXiv 2305.05920). Differs: the victim's KV is dropped and computed again instead of swapped out
-    ahead of time; no promotion of starved requests. While requests wait every step is decided one by one.
+    ahead of time. Ignores: promotion of starved requests. While requests wait every step is decided one by one.
     """
 
     quantum: int = 32

@@ -17,7 +17,7 @@ class Priority(Fcfs):
     """The scheduler of vLLM V1 (0.33) with policy priority; goes with preemption victim `lowest_priority`.
 
     A more important arrival jumps the queue but never evicts a running sequence to get in. Nothing ages: unimportant
-    requests can wait for ever.
+    requests can wait for ever. Ignores: what fcfs ignores.
     """
 
     traits: ClassVar[Traits] = Traits(sorted_queue=True)

@@ -25,7 +25,8 @@ class Vtc(Fcfs):
     Bound between two tenants that always have requests waiting: the weighted services of any interval differ by at most
     2 x max(prompt_weight x longest prompt, output_weight x tokens that fit in memory), as the paper proves. Differs
     from the artifact: requests are considered in every step, not every ten; memory is admitted as in vLLM V1 (0.33).
-    While a request is refused for lack of blocks every step is decided one by one.
+    While a request is refused for lack of blocks every step is decided one by one. Ignores: predicted lengths (the
+    paper's variant with predictions).
     """
 
     prompt_weight: float = 1.0

@@ -22,7 +22,8 @@ class Wfq(Fcfs):
     Start tag of a request: the larger of the virtual time at its arrival (the start tag admitted last) and the finish
     tag of its tenant's request before; finish tag: start + cost / the tenant's entry in `weights` (1 where it has
     none). Cost: `prompt_weight` x prompt tokens + `output_weight` x predicted (else declared) output tokens; it is
-    not corrected when the true length shows, so who declares too much is served less.
+    not corrected when the true length shows, so who declares too much is served less. Ignores: what a step really
+    costs, which grows with context.
     """
 
     prompt_weight: float = 1.0

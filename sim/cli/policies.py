@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -48,8 +49,66 @@ def show_policy(
     print("\n\n".join(_as_text(entry) for entry in found))
 
 
+@app.command("check")
+def check_policy(
+    name: Annotated[str, typer.Argument(help="NAME, KIND.NAME or module:Class.")],
+    kind: Annotated[str | None, typer.Option(help="The kind, where the name does not tell it.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the policy.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check that a policy keeps the rules, in small whole runs; exit code 1 when one is broken."""
+    from sim import policy_check
+    from sim.errors import RunError
+
+    kind, short = _one(name, kind)
+    checks = policy_check.check_policy(kind, short, _settings(sets or []))
+    failed = [check for check in checks if not check.passed]
+    if as_json:
+        _print_json({"kind": kind, "name": short, "checks": [dataclasses.asdict(check) for check in checks]})
+    else:
+        width = max(len(check.name) for check in checks)
+        print(f"{short} ({kind.replace('_', ' ')})")
+        for check in checks:
+            print(f"  {'pass' if check.passed else 'FAIL'}  {check.name:<{width}}  {check.detail}")
+    if failed:
+        raise RunError(f"{short}: {len(failed)} of {len(checks)} checks failed")
+
+
+def _one(name: str, kind: str | None) -> tuple[str, str]:
+    """(kind, name within it) of the one policy that is meant."""
+    import policies
+    from sim.policy_check import kind_of
+
+    if kind is not None:
+        policies.find(_known_kind(kind), name)
+        return kind, name
+    if ":" in name:
+        return kind_of(policies.find("router", name)), name
+    found = _find(name)
+    if len(found) > 1:
+        raise InputError(f"'{name}' names {', '.join(f'{each}.{short}' for each, short, _ in found)}; give --kind")
+    return found[0][0], found[0][1]
+
+
+def _settings(texts: list[str]) -> dict[str, Any]:
+    from sim.yamlfile import parse_value
+
+    settings = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"--set {text}: must be KEY=VALUE with a parameter of the policy")
+        settings[key.strip()] = parse_value(value, f"--set {text}")
+    return settings
+
+
 def summary(cls: Callable[..., Any]) -> str:
-    """The first line of a policy's docstring, or of its module's."""
+    """The rule of a policy in one line: of ours its module's docstring begins with it, of others their class's."""
+    if cls.__module__.startswith("policies."):
+        text = inspect.getdoc(inspect.getmodule(cls)) or ""
+        return " ".join(text.partition("\n\n")[0].split())
     return documentation(cls).partition("\n")[0]
 
 
@@ -70,28 +129,41 @@ def describe(kind: str, name: str, cls: Callable[..., Any]) -> dict[str, Any]:
         "kind": kind,
         "name": name,
         "class": f"{cls.__module__}:{getattr(cls, '__qualname__', cls)}",
+        "rule": summary(cls),
         "documentation": documentation(cls),
-        "parameters": [_parameter(field) for field in policies.parameters(cls)],
+        "parameters": [_parameter(cls, field) for field in policies.parameters(cls)],
     }
 
 
-def _parameter(field: dataclasses.Field[Any]) -> dict[str, Any]:
+def meaning(cls: Any, name: str) -> str:
+    """What the docstring of a policy, or of a policy that it extends, says of a parameter, with its unit."""
+    for base in cls.__mro__ if isinstance(cls, type) else ():
+        text = " ".join((vars(base).get("__doc__") or "").split())
+        for pattern in (rf"`{name}`: ([^.]*(?:\.\S[^.]*)*)\.(?: |$)", rf"([^.]*`{name}`[^.]*(?:\.\S[^.]*)*)\.(?: |$)"):
+            if found := re.search(pattern, text):
+                return found[1].strip()
+    return ""
+
+
+def _parameter(cls: Any, field: dataclasses.Field[Any]) -> dict[str, Any]:
     kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
     described: dict[str, Any] = {"name": field.name, "type": kind}
     if field.default is not dataclasses.MISSING:
         described["default"] = field.default
     elif field.default_factory is not dataclasses.MISSING:
         described["default"] = field.default_factory()
-    return described
+    return described | {"meaning": meaning(cls, field.name)}
 
 
 def _as_text(entry: dict[str, Any]) -> str:
-    lines = [f"{entry['name']} ({entry['kind'].replace('_', ' ')}, {entry['class']})", ""]
+    lines = [f"{entry['name']} ({entry['kind'].replace('_', ' ')}, {entry['class']})", f"  {entry['rule']}", ""]
     lines += [f"  {line}".rstrip() for line in entry["documentation"].splitlines()]
     lines += ["", "  parameters:" if entry["parameters"] else "  no parameters"]
     for parameter in entry["parameters"]:
         default = f" = {parameter['default']!r}" if "default" in parameter else " (required)"
         lines.append(f"    {parameter['name']}: {parameter['type']}{default}")
+        if parameter["meaning"]:
+            lines.append(f"        {parameter['meaning']}")
     return "\n".join(lines)
 
 
@@ -100,7 +172,7 @@ def _find(name: str) -> list[tuple[str, str, Callable[..., Any]]]:
     import policies
 
     if ":" in name:
-        return [("external", name, policies.find("router", name))]
+        return [("external", name, policies.find("router", name))]  # any kind: the class is imported by its path
     kind, _, short = name.rpartition(".")
     kinds = [_known_kind(kind)] if kind else list(policies.KINDS)
     tables = {each: _table(each) for each in kinds}

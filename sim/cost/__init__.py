@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypeVar
 
+from sim import plugins
 from sim.cost.base import BatchShape, CostModel
 from sim.cost.constant import ConstantCost
 from sim.cost.fitted import FittedCost, FittedParameters
@@ -95,7 +96,8 @@ def _tabulated(context: CostContext, params: Mapping[str, Any]) -> ExplainingCos
     return checked_parameters(TabulatedCost, params)
 
 
-COST_MODELS: dict[str, Callable[[CostContext, Mapping[str, Any]], ExplainingCostModel]] = {
+CostModelBuilder = Callable[[CostContext, Mapping[str, Any]], ExplainingCostModel]
+COST_MODELS: dict[str, CostModelBuilder] = {
     "constant": _constant,
     "roofline": _roofline,
     "fitted": _fitted,
@@ -122,8 +124,7 @@ def build_cost_model(
 
     Raises `InputError` for an unknown kind or parameter, or a fact that the model needs and the profile lacks.
     """
-    if kind not in COST_MODELS:
-        raise unknown_name("cost model", kind, COST_MODELS)
+    builder = COST_MODELS.get(kind) or _installed(kind)
     if tensor_parallel < 1 or pipeline_parallel < 1:
         raise InputError(
             f"tensor_parallel and pipeline_parallel must be at least 1 (got {tensor_parallel}, {pipeline_parallel})"
@@ -132,7 +133,16 @@ def build_cost_model(
         *(model, gpu, tensor_parallel, pipeline_parallel, max_num_seqs, max_num_batched_tokens, kv_dtype),
         interconnect=interconnect,
     )
-    return COST_MODELS[kind](context, params)
+    return builder(context, params)
+
+
+def _installed(kind: str) -> CostModelBuilder:
+    """The cost model of another distribution; `InputError` when none has that name."""
+    found = plugins.installed(plugins.COST_MODELS, COST_MODELS)
+    if kind not in found:
+        raise unknown_name("cost model", kind, [*COST_MODELS, *found])
+    builder: CostModelBuilder = found[kind]
+    return builder
 
 
 def default_kind(gpu: HardwareProfile) -> str:

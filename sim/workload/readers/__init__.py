@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sim import plugins
 from sim.errors import unknown_name
 from sim.workload.raw import Reader
 from sim.workload.readers.azure import AZURE
@@ -34,16 +35,19 @@ READERS: dict[str, Reader] = {
 
 def find_reader(name: str, source: Source, head: Head) -> tuple[str, Reader]:
     """(name, reader) of a format by name, or by the content of the file for "auto"."""
-    if name != "auto":
-        if name not in READERS:
-            raise unknown_name("trace format", name, ["auto", *READERS])
+    if name in READERS:
         return name, READERS[name]
-    for known, reader in READERS.items():
+    readers = READERS | plugins.installed(plugins.TRACE_READERS, READERS)
+    if name != "auto":
+        if name not in readers:
+            raise unknown_name("trace format", name, ["auto", *readers])
+        return name, readers[name]
+    for known, reader in readers.items():
         if reader.detect(head):
             return known, reader
     seen = ", ".join(sorted(head.names)[:12]) or head.first_line.strip()[:80]
     raise source.error(
         None,
-        f"format not recognised (a {head.kind} file with: {seen}); known formats: {', '.join(READERS)}; for another "
+        f"format not recognised (a {head.kind} file with: {seen}); known formats: {', '.join(readers)}; for another "
         "table give columns: {num_prompt_tokens: NAME, num_output_tokens: NAME, arrival_time: NAME}",
     )

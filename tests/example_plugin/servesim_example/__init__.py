@@ -1,0 +1,1 @@
+"""An example of what other distributions can add to servesim."""
