@@ -22,6 +22,9 @@ _REASON = 110  # characters of a reason in the table; plan.json has all
 
 def command(
     plan: Annotated[Path, typer.Argument(help="The plan file.", metavar="PLAN.yaml")],
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a value: slo.ttft=0.5. May be given many times.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.", min=1)] = None,
     cluster: Annotated[
         str | None, typer.Option(help="Scheduler of a dask.distributed cluster, tcp://host:port.", metavar="ADDRESS")
@@ -37,7 +40,7 @@ def command(
     from sim.study.sweep import Workers
 
     with search_progress(shown=not quiet and not as_json and sys.stderr.isatty()) as progress:
-        outcome = make_plan(plan, out, Workers(workers, cluster), resume, progress)
+        outcome = make_plan(plan, out, Workers(workers, cluster), resume, progress, sets or [])
     if as_json:
         from sim.output import json_text
 

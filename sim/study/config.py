@@ -112,15 +112,17 @@ class Study:
         return f"{self.file.position(path)}: {'.'.join(str(part) for part in path)}"
 
 
-def load_study(path: Path, sets: Sequence[str] = ()) -> Study:
-    """Read a study file and its base; `sets` are `--set` texts over the base experiment. Raises `InputError`."""
-    file = yamlfile.read(path)
+def load_study(source: Path | YamlFile, sets: Sequence[str] = ()) -> Study:
+    """Read a study file and its base; `sets` are `--set` texts over the base experiment. Raises `InputError`.
+
+    A file that was read already stands in the current directory.
+    """
+    file, base_dir, name = source_of(source, "study")
     if not isinstance(file.values, dict):
         raise InputError(f"{file.name}: must be a mapping with the keys base and vary")
     settings = [parse_setting(text) for text in sets]
     of_study = tuple(setting for setting in settings if setting.path[0] in _STUDY_ONLY)
-    config = _validated({"name": _name_of(path), **file.values}, file, of_study)
-    base_dir = path.resolve().parent
+    config = _validated({"name": name, **file.values}, file, of_study)
     base_file, experiment_dir = _base(config, file, base_dir)
     values = absolute_paths(base_file.values, experiment_dir)
     values.setdefault("name", config.name)
@@ -192,7 +194,11 @@ def _below(file: YamlFile, key: str, values: dict[str, Any]) -> YamlFile:
     return YamlFile(file.name, values, positions)
 
 
-def _name_of(path: Path) -> str:
+def source_of(source: Path | YamlFile, default_name: str) -> tuple[YamlFile, Path, str]:
+    """A file, the folder that its relative paths start from, and the name that it has if it states none."""
     import re
 
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", path.stem).strip("-._+") or "study"
+    if isinstance(source, YamlFile):
+        return source, Path.cwd(), default_name
+    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", source.stem).strip("-._+") or default_name
+    return yamlfile.read(source), source.resolve().parent, name

@@ -23,6 +23,7 @@ from sim.study.plan_table import candidate_row, price_row
 from sim.study.points import shown
 from sim.study.search import Candidate, Key, Search, Trial
 from sim.study.sweep import Progress, Workers, carry_out, keep_workers
+from sim.yamlfile import YamlFile
 
 MARK = "plan.yaml"
 RESULT = "plan.json"
@@ -147,14 +148,18 @@ class Planner:
 
 
 def make_plan(
-    path: Path,
+    source: Path | YamlFile,
     out: Path | None = None,
     workers: Workers | None = None,
     resume: bool = False,
     progress: Progress | None = None,
+    sets: Sequence[str] = (),
 ) -> PlanOutcome:
-    """Read the plan at `path` and find its cheapest deployment. Raises `InputError` for a plan that cannot be made."""
-    plan = load_plan(path)
+    """Read the plan `source`, with `--set` texts over it, and find its cheapest deployment.
+
+    Raises `InputError` for a plan that cannot be made.
+    """
+    plan = load_plan(source, sets)
     directory = out or Path("out") / plan.config.name
     candidates, demand = _candidates(plan)
     with study_folder(directory, MARK, RESULT, resume) as folder, keep_workers(workers or Workers()) as kept:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from sim import yamlfile
 from sim.config import ClientConfig, MetricsConfig, Model, SloConfig, slo_by_class, validate
 from sim.config_errors import Source
 from sim.config_paths import absolute_paths, absolute_value
-from sim.config_sets import parse_key_path
+from sim.config_sets import apply_setting, parse_key_path, parse_setting
 from sim.errors import InputError
+from sim.study.config import source_of
 from sim.yamlfile import YamlFile
 
 Choices = Annotated[list[Any], Field(min_length=1)]
@@ -84,18 +84,24 @@ class Plan:
         return found
 
 
-def load_plan(path: Path) -> Plan:
-    """Read a plan file. Raises `InputError`."""
-    file = yamlfile.read(path)
+def load_plan(source: Path | YamlFile, sets: Sequence[str] = ()) -> Plan:
+    """Read a plan file; `sets` are `--set` texts over it. Raises `InputError`.
+
+    A file that was read already stands in the current directory.
+    """
+    file, base_dir, name = source_of(source, "plan")
     if not isinstance(file.values, dict):
         raise InputError(f"{file.name}: must be a mapping with the keys workload, slo and candidates")
-    base_dir = path.resolve().parent
-    values = absolute_paths({"name": _name_of(path), **file.values}, base_dir)
+    values = absolute_paths({"name": name, **file.values}, base_dir)
+    settings = tuple(parse_setting(text) for text in sets)
+    for setting in settings:
+        apply_setting(values, setting)
+    file = replace(file, values=values)
     try:
         values["slo"] = slo_by_class(values.get("slo"))
     except ValueError as error:
         raise InputError(f"{file.position(('slo',))}: slo: {error}") from None
-    config = validate(PlanConfig, values, Source(file))
+    config = validate(PlanConfig, values, Source(file, settings))
     workload = _of_users(config.workload, file)
     return Plan(config, file, base_dir, workload, _combinations(config, file, base_dir))
 
@@ -154,7 +160,3 @@ def _put(pool: dict[str, Any], path: tuple[str | int, ...], value: Any) -> None:
     for part in path[:-1]:
         pool = pool.setdefault(str(part), {})
     pool[str(path[-1])] = value
-
-
-def _name_of(path: Path) -> str:
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", path.stem).strip("-._+") or "plan"

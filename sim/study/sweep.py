@@ -21,6 +21,8 @@ from sim.study.table import Row, check_names, frame_of, make_row, unmet
 if TYPE_CHECKING:
     import pandas as pd
 
+    from sim.yamlfile import YamlFile
+
 MARK = "study.yaml"
 RESULT = "results.parquet"
 Progress = Callable[[int, int, Job | None], None]  # runs that ended, all runs, the one that ended now
@@ -75,18 +77,18 @@ class SweepOutcome:
 
 
 def sweep(
-    path: Path,
+    source: Path | YamlFile,
     out: Path | None = None,
     sets: Sequence[str] = (),
     workers: Workers | None = None,
     resume: bool = False,
     progress: Progress | None = None,
 ) -> SweepOutcome:
-    """Read and carry out the study at `path`; results go to `out` (default: out/NAME).
+    """Read and carry out the study `source`; results go to `out` (default: out/NAME).
 
     Raises `InputError` for a study that cannot be run at all. Runs that fail have a row that says why.
     """
-    study = load_study(path, sets)
+    study = load_study(source, sets)
     points = points_of(study)
     check_names(study, points)
     check_cluster_policies(points)
