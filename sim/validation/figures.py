@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sim.units import FloatArray
 
 MOST_RUNS = 6  # whose distributions are drawn
+WIDE = 20.0  # largest over smallest value from which an axis is logarithmic
 
 
 def write_figures(predictions: Sequence[Prediction], folder: Path) -> list[Path]:
@@ -53,7 +54,10 @@ def _cdf(axis: Any, measured: FloatArray, predicted: FloatArray, label: str) -> 
         if len(ordered):
             axis.plot(ordered, np.arange(1, len(ordered) + 1) / len(ordered), style, label=name, linewidth=1.2)
     axis.set_xlabel(label, fontsize=8)
-    axis.set_xscale("log")
+    both = np.concatenate([measured[np.isfinite(measured)], predicted[np.isfinite(predicted)]])
+    if len(both) and both.max() > WIDE * both.min() > 0:
+        axis.set_xscale("log")
+        axis.xaxis.set_minor_formatter("")
     axis.tick_params(labelsize=7)
 
 

@@ -102,6 +102,8 @@ def configuration(case: Case, seed: int = 1, constants: Mapping[str, float] | No
     cost: dict[str, Any] = {**kind, **pool.get("cost_model", {})}
     if cost["kind"] == "fitted" and case.host is None:  # an early engine has its own
         cost |= {name: value for name, value in (constants or {}).items() if not name.startswith("client_")}
+    if cost["kind"] != "fitted":
+        cost.pop("top_p", None)  # only the fitted model knows a sampler
     pool["cost_model"] = cost
     client: dict[str, Any] = {"timeout": case.timeout}
     if case.client:

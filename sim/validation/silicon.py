@@ -118,6 +118,7 @@ def _case(row: pd.Series, model: str) -> Case:
             "max_model_len": isl + osl + 256,
             "scheduler": {"max_num_seqs": max(256, concurrency), "max_num_batched_tokens": max(8192, concurrency)},
             "kv_cache": {"prefix_caching": False},
+            "cost_model": {"top_p": False},  # the client of these benchmarks asks for temperature 0
         },
         make_workload=lambda seed: _workload(isl, osl, concurrency, fixed, seed),
         measured={

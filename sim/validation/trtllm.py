@@ -1,8 +1,8 @@
 """Published TensorRT-LLM tables: offline throughput with all requests queued at once, a case a row.
 
 The published batch limits are only partly known: 2048 sequences and 8192 tokens a step are taken, and vLLM's step
-constants. At most `MOST_REQUESTS` of a row's requests are simulated. Attention data parallelism and unknown models
-are left out.
+constants. The KV cache is simulated in 16 bits (these servers used 8). At most `MOST_REQUESTS` of a row's requests are
+simulated. Attention data parallelism, pipelines and unknown models are left out.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def collect(folder: Path) -> Collected:
 def _case_or_reason(name: str, row: pd.Series) -> Case | str:
     if (integer(row["dep"]) or 1) > 1:
         return "attention data parallelism is not modelled"
+    if (integer(row["pp"]) or 1) > 1:
+        return "pipeline stages that work at the same time are not modelled"
     if str(row["model"]) not in _MODELS:
         return f"sizes of {row['model']} are not in the data"
     try:
@@ -78,7 +80,6 @@ def _case(name: str, row: pd.Series, model: str) -> Case:
             "model": model,
             "gpu": str(row["gpu"]),
             "tensor_parallel": integer(row["tp"]) or 1,
-            "pipeline_parallel": integer(row["pp"]) or 1,
             "max_model_len": isl + osl,
             "scheduler": {"max_num_seqs": 2048, "max_num_batched_tokens": 8192},
             "kv_cache": {"prefix_caching": False, "gpu_memory_utilization": 0.9},
