@@ -229,6 +229,7 @@ class PoolBuilder:
             gpu_memory_utilization=kv.gpu_memory_utilization,
             max_num_seqs=scheduler.max_num_seqs,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            engine=kv.memory_of,
         )
         return plan.num_blocks
 

@@ -2,27 +2,44 @@
 
     kv bytes = ceil(total * gpu_memory_utilization) - weights - activations - runtime - communication
 
-The last three are not facts of a data sheet. Their constants reproduce the KV block counts that vLLM 0.15 reported on
-H100 servers (Llama-2-7B/70B, Llama-3.1-70B, CodeLlama-34B, Mixtral 8x7B, Mistral-Nemo, Qwen2.5-7B, 1 to 4 GPUs;
-inference-sim/training and sim-to-real-accuracy-validation) within 1 %; vLLM 0.19 on an
-RTX 4090 had 0.9 GB (20 % of its blocks) more, because newer samplers need less. Not modelled: vision encoders (their
-profiling run takes several GB more), CUDA graphs of other engines, LoRA slots, window groups of hybrid models.
+Weights include the table of rotary positions (one row a position that the model allows) and a vision tower. What the
+engine takes besides depends on its version: `ENGINE_MEMORY`. Those constants come from start-up logs of vLLM on H100
+(0.15 and 0.16: llm-d-benchmark's empirical-vllm-memory-results.md and llm-d-planner's accuracy report; 0.19: the same
+report and its logs) and from the KV block counts of measured servers (inference-sim/training,
+sim-to-real-accuracy-validation, vLLM 0.15.1). `servesim validate` lists predicted beside measured counts. Not modelled:
+CUDA graphs of other engines, LoRA slots, window groups of hybrid models, 4-bit weights that are repacked.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sim.errors import InputError
+from sim.errors import InputError, unknown_name
 from sim.hardware import HardwareProfile
 from sim.model import ModelSpec
 
-RUNTIME_BYTES = 0.65e9  # CUDA context, kernels, captured graphs, workspace
-COMMUNICATION_BYTES = 0.5e9  # buffers of collectives, with more than one GPU
-SAMPLER_BYTES_PER_LOGIT = 45.0  # logits in float32, their sorted copy with indices, probabilities
 HIDDEN_BUFFERS = 4  # activations of hidden size alive at the peak, per token
 MLP_BUFFERS = 3  # activations of MLP width alive at the peak, per token
+DEFAULT_ENGINE_MEMORY = "vllm-0.15"
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """What a version of an engine takes on each GPU besides weights and layers. Bytes."""
+
+    runtime: float  # CUDA context growth, kernels, workspaces
+    communication: float  # buffers of collectives, with more than one GPU
+    sampler_per_logit: float  # logits, and what sorting and normalising them takes
+
+
+ENGINE_MEMORY: Mapping[str, EngineMemory] = {
+    # 0.11 to 0.16: logits in float32, sorted copies with 64-bit indices, probabilities.
+    "vllm-0.15": EngineMemory(runtime=0.30e9, communication=0.37e9, sampler_per_logit=38.3),
+    # 0.17 to 0.19: a sampler that sorts nothing; collectives with preallocated buffers.
+    "vllm-0.19": EngineMemory(runtime=0.27e9, communication=1.95e9, sampler_per_logit=14.9),
+}
 
 
 @dataclass(frozen=True)
@@ -72,8 +89,9 @@ def plan_memory(
     max_num_batched_tokens: int = 8192,
     max_model_len: int | None = None,
     kv_dtype: str | None = None,
+    engine: str = DEFAULT_ENGINE_MEMORY,
 ) -> MemoryPlan:
-    """Memory of one GPU of a replica of `model`.
+    """Memory of one GPU of a replica of `model` under a version of an engine (a key of `ENGINE_MEMORY`).
 
     Raises `InputError` with the arithmetic when the weights leave no block, or (with `max_model_len`) when one sequence
     of that length does not fit: engines refuse to start then, and so does the simulator.
@@ -82,18 +100,19 @@ def plan_memory(
         raise InputError(f"gpu_memory_utilization must lie in (0, 1] (got {gpu_memory_utilization})")
     if block_size < 1:
         raise InputError(f"block_size must be at least 1 token (got {block_size})")
+    taken = engine_memory(engine)
     requested = math.ceil(gpu.memory_bytes * gpu_memory_utilization)
-    weights = model.weight_bytes(tensor_parallel, pipeline_parallel)
-    activations = activation_bytes(model, tensor_parallel, max_num_seqs, max_num_batched_tokens)
-    communication = COMMUNICATION_BYTES if tensor_parallel * pipeline_parallel > 1 else 0.0
-    kv = math.floor(requested - weights - activations - RUNTIME_BYTES - communication)
+    weights = model.weight_bytes(tensor_parallel, pipeline_parallel) + unsharded_bytes(model)
+    activations = activation_bytes(model, tensor_parallel, max_num_seqs, max_num_batched_tokens, taken)
+    communication = taken.communication if tensor_parallel * pipeline_parallel > 1 else 0.0
+    kv = math.floor(requested - weights - activations - taken.runtime - communication)
     block_bytes = block_size * model.kv_bytes_per_token(tensor_parallel, pipeline_parallel, kv_dtype)
     plan = MemoryPlan(
         total_bytes=round(gpu.memory_bytes),
         requested_bytes=requested,
         weight_bytes=weights,
         activation_bytes=round(activations),
-        runtime_bytes=round(RUNTIME_BYTES),
+        runtime_bytes=round(taken.runtime),
         communication_bytes=round(communication),
         kv_bytes=kv,
         block_bytes=block_bytes,
@@ -106,16 +125,45 @@ def plan_memory(
     return plan
 
 
-def activation_bytes(model: ModelSpec, tensor_parallel: int, max_num_seqs: int, max_num_batched_tokens: int) -> float:
-    """Peak bytes of activations of one step: the larger of the layers' and the sampler's."""
+def engine_memory(name: str) -> EngineMemory:
+    """What engine version `name` takes; `InputError` for an unknown one."""
+    if name not in ENGINE_MEMORY:
+        raise unknown_name("memory of engine", name, ENGINE_MEMORY)
+    return ENGINE_MEMORY[name]
+
+
+def unsharded_bytes(model: ModelSpec) -> int:
+    """Bytes that every GPU of a replica holds whole: sine and cosine of every position that the model allows.
+
+    vLLM builds that table for the model's own maximum, whatever max_model_len is. Models with learned positions or
+    none have no such table, but their maximum is so small (2048) that it makes no difference.
+    """
+    width = model.mla_qk_rope_head_dim if model.is_mla else model.head_dim
+    return round((model.max_position or 0) * width * model.dtype_bytes)
+
+
+def activation_bytes(
+    model: ModelSpec,
+    tensor_parallel: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    engine: EngineMemory,
+) -> float:
+    """Peak bytes of activations of one step: the larger of the layers' and the sampler's.
+
+    While the sampler works, the last hidden states and the workspace of the experts' products are still held.
+    """
     widths = HIDDEN_BUFFERS * model.hidden_size
+    workspace = 0
     if model.is_moe:
-        copies = model.experts_per_token
-        widths += copies * (MLP_BUFFERS * -(-model.moe_intermediate_size // tensor_parallel) + model.hidden_size)
+        width = -(-model.moe_intermediate_size // tensor_parallel)
+        widths += model.experts_per_token * (MLP_BUFFERS * width + model.hidden_size)
+        workspace = model.experts_per_token * (max(2 * width, model.hidden_size) + max(width, model.hidden_size))
     else:
         widths += MLP_BUFFERS * -(-model.intermediate_size // tensor_parallel)
     rows = min(max_num_seqs, max_num_batched_tokens)
-    sampler = rows * model.vocab_size * SAMPLER_BYTES_PER_LOGIT
+    held = max_num_batched_tokens * (model.hidden_size + workspace) * model.dtype_bytes
+    sampler = rows * model.vocab_size * engine.sampler_per_logit + held
     return max(max_num_batched_tokens * widths * model.dtype_bytes, sampler)
 
 

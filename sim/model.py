@@ -1,7 +1,7 @@
 """Model architectures: sizes that decide time and memory, from the catalogue or from a Hugging Face config.json.
 
 Parameters are those of matrices and embeddings; norm vectors, biases and learned positions (below 0.2 % in every
-catalogue model) are left out, as are vision towers and multi-token-prediction layers.
+catalogue model) are left out, as are multi-token-prediction layers. A vision tower counts for memory only.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class ModelSpec:
     dtype: str = "bf16"  # activations, embeddings and what is not quantised
     weight_dtype: str = "bf16"
     quantized_parts: str = "linear"  # which matrices have weight_dtype: linear, mlp or experts
+    vision_parameters: int = 0  # of a vision tower and its projector, in `dtype`
     default_top_p: bool | None = None  # the checkpoint's generation config sets top_p or top_k; None: unknown
     model_type: str = ""
     aliases: tuple[str, ...] = ()
@@ -161,7 +162,7 @@ class ModelSpec:
         stages = self.stage_layers(pipeline_parallel)
         ends = [0.0] * len(stages)
         embedding = _share(self.vocab_size, tensor_parallel) * self.hidden_size * self.dtype_bytes
-        ends[0] += embedding
+        ends[0] += embedding + _share(self.vision_parameters, tensor_parallel) * self.dtype_bytes
         if not (self.tied_embeddings and pipeline_parallel == 1):
             ends[-1] += embedding
         starts = [sum(stages[:i]) for i in range(len(stages))]

@@ -85,5 +85,5 @@ def _pool(name: str, meta: dict[str, Any]) -> dict[str, Any]:
             "max_num_seqs": int(engine["max_num_seqs"]),
             "max_num_batched_tokens": int(engine["max_num_batched_tokens"]),
         },
-        "kv_cache": {"num_blocks": (meta.get("kv_cache") or {}).get("num_gpu_blocks")},
+        "kv_cache": {"num_blocks": (meta.get("kv_cache") or {}).get("num_gpu_blocks"), "memory_of": "vllm-0.19"},
     }

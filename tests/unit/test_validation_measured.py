@@ -30,10 +30,11 @@ def test_the_fast_part_stays_within_loose_bounds(shared_data: Path) -> None:
 
 
 @pytest.mark.shared_data
-def test_predicted_blocks_are_near_most_measured_counts(shared_data: Path) -> None:
-    found = suite.collect(shared_data, datasets=("blis_training", "sim2real"))
-    errors = [
-        abs(item.error) for item in block_counts(found.cases) if item.error is not None and "Scout" not in item.model
-    ]
-    assert len(errors) >= 6
-    assert max(errors) < 0.05
+def test_predicted_blocks_against_every_measured_count(shared_data: Path) -> None:
+    """Within 1 % but for two servers, whose gaps (1.8 GB and 0.4 GB) experiments/validation names."""
+    found = suite.collect(shared_data, datasets=("blis_training", "sim2real", "llmservingsim"))
+    errors = {(item.model.split("/")[-1], item.gpu, item.measured): item.error for item in block_counts(found.cases)}
+    assert len(errors) >= 10
+    far = {key[:2]: error for key, error in errors.items() if error is None or abs(error) > 0.01}
+    assert set(far) <= {("Llama-4-Scout-17B-16E-Instruct-FP8-dynamic", "H100"), ("Llama-3.1-8B", "RTX4090")}
+    assert all(error is not None and 0 < error < 0.15 for error in far.values())
