@@ -216,6 +216,7 @@ class PoolBuilder:
             max_num_seqs=scheduler.max_num_seqs,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             interconnect=interconnect,
+            kv_dtype=self.pool.kv_cache.dtype,
         )
 
     def _planned_blocks(self) -> int:
@@ -229,6 +230,7 @@ class PoolBuilder:
             gpu_memory_utilization=kv.gpu_memory_utilization,
             max_num_seqs=scheduler.max_num_seqs,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            kv_dtype=kv.dtype,
             engine=kv.memory_of,
         )
         return plan.num_blocks
@@ -363,5 +365,6 @@ class PoolBuilder:
             return None
         if pool.speculation is not None:
             raise InputError(f"mode {preemption.mode} with speculation is not modelled; allowed: recompute")
-        per_token = self.model.kv_bytes_per_token(pool.tensor_parallel, pool.pipeline_parallel)
+        dtype = pool.kv_cache.dtype
+        per_token = self.model.kv_bytes_per_token(pool.tensor_parallel, pool.pipeline_parallel, dtype)
         return per_token * pool.kv_cache.block_size

@@ -146,6 +146,9 @@ class KvCacheConfig(Slot):
     isolation: Literal["none", "tenant"] = Field(default="none", description="tenant: tenants share no cached prefixes")
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, description="share of GPU memory for the engine")
     num_blocks: int | None = Field(default=None, ge=2, description="null block included; null: from GPU memory")
+    dtype: Literal["bf16", "fp16", "fp8", "int8"] | None = Field(
+        default=None, description="type of keys and values; null: that of the model's activations"
+    )
     memory_of: str = Field(default="vllm-0.15", description="engine version whose own memory is left out: vllm-0.19")
 
 

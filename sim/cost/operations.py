@@ -116,13 +116,20 @@ class StepOperations:
     def _product(self, gemm: Gemm, count: int, tokens: FloatArray) -> Timed:
         fitted = self.coverage.choose(self.profile.gemm, gemm.dtype, "matrix products")
         self.coverage.check(fitted, f"matrix products ({gemm.name})", n=float(gemm.n), k=float(gemm.k))
-        kernel: GemmKernel = fitted.kernel
+        kernel: GemmKernel = self._at_rate_of(gemm.dtype, fitted.kernel)
         size, flops = DTYPE_BYTES[gemm.dtype], 2.0 * gemm.n * gemm.k
         work = Work(gemm.name, "gemm", count, flops, size * gemm.n * gemm.k, size * gemm.k + 2.0 * gemm.n)
         compute = work.flops(tokens) / self.gpu.peak_flops(gemm.dtype)
         ceiling = np.maximum(compute, work.fixed_bytes / self.gpu.memory_bandwidth)
         seconds = np.maximum(kernel.seconds(tokens, float(gemm.n), float(gemm.k)), ceiling)
         return Timed(gemm.name, work, count * seconds)
+
+    def _at_rate_of(self, dtype: str, kernel: GemmKernel) -> GemmKernel:
+        """A 16-bit kernel that stands in for a type nobody calibrated, at that type's share of the peak rate."""
+        if PROFILE_DTYPES.get(dtype, dtype) in self.profile.gemm:
+            return kernel
+        faster = self.gpu.peak_flops(dtype) / self.gpu.peak_flops("bf16")
+        return replace(kernel, flops=kernel.flops * faster) if faster > 1 else kernel
 
     def _experts(self, tokens: FloatArray) -> FloatArray:
         """Routed experts of one layer; tokens choose them uniformly."""

@@ -105,6 +105,7 @@ def _change_for_memory(config: ExperimentConfig, longest: int = 0) -> str | None
                 gpu_memory_utilization=pool.kv_cache.gpu_memory_utilization,
                 max_num_seqs=pool.scheduler.max_num_seqs,
                 max_num_batched_tokens=pool.scheduler.max_num_batched_tokens,
+                kv_dtype=pool.kv_cache.dtype,
                 engine=pool.kv_cache.memory_of,
             )
         except InputError:

@@ -1,8 +1,8 @@
 """silicon_sample: closed loops of InferenceX type on servers of several engines, a case a row.
 
-`concurrency` clients each send the next request when the last one ended; ten requests a client (fewer, for large
-concurrencies), lengths uniform in 0.8 to 1.0 of the nominal ones, no shared prefixes. Every engine is simulated with
-the loop and the constants of vLLM; KV settings are not recorded. Expert parallelism is simulated as tensor
+`concurrency` clients each send the next request when the last one ended; ten requests a client,
+lengths uniform in 0.8 to 1.0 of the nominal ones, no shared prefixes. Every engine is simulated with the loop and the
+constants of vLLM; KV settings are not recorded, published recipes are taken. Expert parallelism is simulated as tensor
 parallelism of the experts. Disaggregated rows, attention data parallelism and models whose sizes are unknown are left
 out.
 """
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 GROUP = "silicon_sample"
 NOMINAL_SHARE = (0.8, 1.0)  # lengths as a share of the nominal ones
-REQUESTS_PER_CLIENT = 10
-ENOUGH_REQUESTS = 640  # above it, fewer requests a client (but at least 3)
+REQUESTS_PER_CLIENT = 10  # the burst at the start counts in the means, so that fewer would weigh it too much
 _COLUMNS = (
     *(
         "id",
@@ -46,7 +45,7 @@ _COLUMNS = (
         "tp_size",
         "pp_size",
     ),
-    *("attention_dp_size", "concurrency", "silicon_ttft_ms", "silicon_tpot_ms", "origin"),
+    *("moe_tp_size", "moe_ep_size", "attention_dp_size", "concurrency", "silicon_ttft_ms", "silicon_tpot_ms", "origin"),
 )
 _MODELS = {  # checkpoints of one architecture
     "deepseek-r1": "deepseek-v3",
@@ -113,11 +112,11 @@ def _case(row: pd.Series, model: str) -> Case:
         pool={
             "model": model,
             "gpu": _GPUS[str(row["system"])],
-            "tensor_parallel": int(row["tp_size"]),
+            "tensor_parallel": _tensor_parallel(row),
             "pipeline_parallel": int(row["pp_size"]) if present(row["pp_size"]) and row["pp_size"] > 1 else 1,
             "max_model_len": isl + osl + 256,
             "scheduler": {"max_num_seqs": max(256, concurrency), "max_num_batched_tokens": max(8192, concurrency)},
-            "kv_cache": {"prefix_caching": False},
+            "kv_cache": {"prefix_caching": False, "dtype": _kv_dtype(row)},
             "cost_model": {"top_p": False},  # the client of these benchmarks asks for temperature 0
         },
         make_workload=lambda seed: _workload(isl, osl, concurrency, fixed, seed),
@@ -130,8 +129,25 @@ def _case(row: pd.Series, model: str) -> Case:
     )
 
 
+def _tensor_parallel(row: pd.Series) -> int:
+    """GPUs of the replica. Some rows give their product with the expert-parallel size, once too often.
+
+    Rows (16, 4, 4) of (tp, moe_tp, moe_ep) repeat the latencies of rows (4, 1, 4), and (64, 8, 8) those of (8, 1, 8):
+    the experts are spread over the same GPUs.
+    """
+    total, experts = int(row["tp_size"]), row["moe_ep_size"]
+    repeated = present(experts) and experts > 1 and row["moe_tp_size"] == experts and total == experts * experts
+    return int(experts) if repeated else total
+
+
+def _kv_dtype(row: pd.Series) -> str | None:
+    """Published recipes: 8-bit keys and values with TensorRT-LLM, and with every engine on Blackwell."""
+    blackwell = str(row["system"]).startswith(("b", "gb"))
+    return "fp8" if row["backend"] == "trtllm" or blackwell else None
+
+
 def _workload(isl: int, osl: int, concurrency: int, fixed: bool, seed: int) -> Workload:
-    num = max(3 * concurrency, min(REQUESTS_PER_CLIENT * concurrency, ENOUGH_REQUESTS))
+    num = REQUESTS_PER_CLIENT * concurrency
     if fixed:
         prompt, output = (np.full(num, size, dtype=np.int64) for size in (isl, osl))
         return closed_loop(prompt, output, concurrency)
