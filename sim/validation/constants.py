@@ -54,6 +54,7 @@ class ServerFit:
     residuals: FloatArray = field(repr=False)
     owners: tuple[str, ...] = field(repr=False)  # model of each residual
     rounds: int = 0
+    gpus: frozenset[str] = frozenset()  # whose runs were fitted, by catalogue name
 
     def without(self, model: str) -> dict[str, float]:
         """The constants that the other models alone give, by one step from the full fit."""
@@ -96,7 +97,8 @@ def fit_server_constants(
         say(f"round {rounds}: " + ", ".join(f"{n} {v:.3g}" for n, v in zip(names, values, strict=True)))
         if change < CONVERGED:
             break
-    return _fit(names, values, jacobian, residuals, owners, rounds)
+    fit = _fit(names, values, jacobian, residuals, owners, rounds)
+    return replace(fit, gpus=frozenset(load_gpu(case.gpu).name for case in cases))
 
 
 def leave_one_model_out(cases: Sequence[Case], fit: ServerFit) -> list[Prediction]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.hardware import load_gpu
 from sim.validation.blocks import BlockCount
 from sim.validation.case import LeftOut
 from sim.validation.constants import ServerFit
@@ -39,6 +40,7 @@ SCORE_COLUMNS = (
     "output_token_throughput",
 )
 SINGLE_RUNS = ("blis_training", "sim2real", "distserve", "llmservingsim", "inference_perf")  # listed run by run
+FITTED_ENGINE = ("blis_training", "sim2real")  # servers of the version whose constants are fitted
 NOTHING = "-"
 
 
@@ -60,6 +62,7 @@ class Validation:
             ("Errors by model, GPU and workload: mean absolute (bias), per cent", self._kinds()),
             ("Constants fitted on measured servers", self._constants()),
             ("Leave one model out, per cent", _run_table(self.left_model_out)),
+            ("GPUs of which no server entered the fit, per cent", _run_table(self._other_gpus())),
             ("KV blocks (null block included)", self._blocks()),
             ("Outside of what the profiles were calibrated on", self._extrapolation()),
             ("Left out", self._left_out()),
@@ -93,6 +96,15 @@ class Validation:
 
     def _runs(self) -> list[str]:
         return _run_table([item for item in self.predictions if item.case.dataset in SINGLE_RUNS])
+
+    def _other_gpus(self) -> list[Prediction]:
+        """Runs of the fitted engine on GPUs of which no server gave anything to the constants."""
+        if self.fit is None:
+            return []
+        fitted = self.fit.gpus
+        return [
+            p for p in self.predictions if p.case.dataset in FITTED_ENGINE and load_gpu(p.case.gpu).name not in fitted
+        ]
 
     def _constants(self) -> list[str]:
         if self.fit is None:

@@ -79,7 +79,12 @@ def test_regenerated_runs_are_averaged_over_their_seeds(folder: Path) -> None:
 def test_every_row_left_out_says_why(tmp_path: Path) -> None:
     validation_data.write_silicon(tmp_path / "silicon_sample")
     found = silicon.collect(tmp_path / "silicon_sample")
-    assert [case.name for case in found.cases] == ["loop"]
+    assert [(case.name, case.pool["tensor_parallel"]) for case in found.cases] == [
+        ("loop", 1),
+        ("experts-spread", 4),
+        ("counted-twice", 4),
+    ]
+    assert [case.pool["kv_cache"]["dtype"] for case in found.cases] == [None, None, "fp8"]
     assert {item.name: item.reason for item in found.left_out} == {
         "split": "prefill and decode on separate GPUs",
         "data-parallel": "attention data parallelism is not modelled",

@@ -99,6 +99,8 @@ def write_silicon(folder: Path) -> None:
         "batch_size": 2.0,
         "tp_size": 1.0,
         "pp_size": 1.0,
+        "moe_tp_size": 1.0,
+        "moe_ep_size": None,
         "attention_dp_size": None,
         "concurrency": 2.0,
         "silicon_ttft_ms": 15.0,
@@ -106,6 +108,8 @@ def write_silicon(folder: Path) -> None:
         "origin": "db-dump",
     }
     others = [
+        {"id": "experts-spread", "tp_size": 4.0, "moe_tp_size": 1.0, "moe_ep_size": 4.0},
+        {"id": "counted-twice", "tp_size": 16.0, "moe_tp_size": 4.0, "moe_ep_size": 4.0, "backend": "trtllm"},
         {"id": "split", "mode": "disagg"},
         {"id": "data-parallel", "attention_dp_size": 4.0},
         {"id": "unheard-of", "model_path": "org/Unheard-Of-1B"},
