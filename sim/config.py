@@ -357,6 +357,14 @@ class OutputConfig(Model):
     timeline_interval: PositiveSeconds = Field(default=1.0, description="simulated seconds between samples")
 
 
+class CostConfig(Model):
+    """What running the cluster costs besides GPU hours."""
+
+    carbon_intensity: float | None = Field(
+        default=None, ge=0, description="kg of CO2 equivalent a kWh of the grid; null: carbon is not counted"
+    )
+
+
 class ExperimentConfig(Model):
     """One experiment: a workload, a cluster, what is promised and what is expected."""
 
@@ -367,6 +375,7 @@ class ExperimentConfig(Model):
     slo: SloConfig | None = None
     client: ClientConfig = Field(default_factory=ClientConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    cost: CostConfig = Field(default_factory=CostConfig)
     output: OutputConfig = Field(default_factory=OutputConfig)
     expect: list[Expression] = Field(default_factory=list, description="expressions checked after the run")
 

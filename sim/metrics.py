@@ -275,13 +275,35 @@ def _cost(result: RunResult, config: object, warnings: list[str]) -> dict[str, A
     unpriced = sorted({r.gpu for r, rate in zip(result.replicas, rates, strict=True) if rate is None})
     if unpriced:
         warnings.append(f"cost.price is null: no price is known for {', '.join(unpriced)}")
-    warnings.append("cost.energy_kwh and cost.carbon_kg are null: power and grid intensity are not modelled")
+    energy = _energy(result, config, warnings)
     return {
         "gpu_hours": sum(hours),
         "price": None if unpriced else sum(h * (rate or 0.0) for h, rate in zip(hours, rates, strict=True)),
-        "energy_kwh": None,
-        "carbon_kg": None,
+        "energy_kwh": energy,
+        "carbon_kg": _carbon(energy, config, warnings),
     }
+
+
+def _energy(result: RunResult, config: object, warnings: list[str]) -> float | None:
+    """kWh of all GPUs over the whole run; None with a warning where a GPU's power is unknown."""
+    from sim.energy import replica_kwh
+
+    pools = {pool.name: pool for pool in getattr(getattr(config, "cluster", None), "pools", ())}
+    known = [replica for replica in result.replicas if replica.pool in pools]
+    energies = [replica_kwh(replica, pools[replica.pool], float(result.end_time)) for replica in known]
+    if len(known) < len(result.replicas) or None in energies:
+        warnings.append("cost.energy_kwh is null: the power of a GPU or its pool's model is unknown")
+        return None
+    return exact_sum(np.array(energies, dtype=np.float64))
+
+
+def _carbon(energy: float | None, config: object, warnings: list[str]) -> float | None:
+    """kg of CO2 by the grid's intensity; None with a warning where that or the energy is unknown."""
+    intensity = getattr(getattr(config, "cost", None), "carbon_intensity", None)
+    if energy is None or intensity is None:
+        warnings.append("cost.carbon_kg is null: needs cost.carbon_intensity (kg a kWh) and the energy")
+        return None
+    return float(energy * intensity)
 
 
 def _hourly_price(gpu: str, prices: Mapping[str, float]) -> float | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.config import PoolConfig
 from sim.result import DecodeSpans, ReplicaResult, RunResult, Status
 from sim.units import to_grid
 from sim.workload.base import Ragged, Workload
@@ -49,7 +50,7 @@ def config(**sections: Any) -> SimpleNamespace:
         "slo": {"ttft": 1.0, "tpot": 0.05, "attainment": 0.9},
         "client": SimpleNamespace(base_latency=0.0, latency_per_running_sequence=0.0),
         "metrics": SimpleNamespace(warmup_requests=0, warmup_duration=0.0),
-        "cluster": SimpleNamespace(pools=[SimpleNamespace(name="main", model="llama-3.1-8b")]),
+        "cluster": SimpleNamespace(pools=[PoolConfig(model="llama-3.1-8b", gpu="h100-sxm")]),
         "prices": {"h100-sxm": 2.0},
     }
     return SimpleNamespace(**(values | sections))
