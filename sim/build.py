@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import policies
 from sim.cost import ExplainingCostModel, build_cost_model, default_kind
 from sim.cost.drafting import DraftingCost, one_layer_of
+from sim.disaggregation import SplitSide, build_pools, check_disaggregation, transfer_rules
 from sim.engine import Simulation
 from sim.errors import InputError
 from sim.fabric import Fabric
@@ -32,17 +33,19 @@ from sim.workload.config import build_workload
 
 if TYPE_CHECKING:
     from sim.clock import Clock
+    from sim.cluster import Cluster
     from sim.config import ExperimentConfig, PoolConfig
     from sim.engine import EndFunction
     from sim.interconnect import Interconnect
     from sim.interfaces import PreemptionPolicy, Scheduler
     from sim.kv.paged import PagedKV
     from sim.model import ModelSpec
+    from sim.pools import Pools
     from sim.topology import Topology
     from sim.workload.columns import Columns
 
 T = TypeVar("T")
-MAKE_NOTHING_ELSE = ("autoscaler", "disaggregation")  # checked here, asked by nobody while only do-nothing ones exist
+MAKE_NOTHING_ELSE = ("autoscaler",)  # checked here, asked by nobody while only do-nothing ones exist
 
 
 def build(
@@ -54,13 +57,14 @@ def build(
     """Everything of one run, ready for `run()`. `InputError` for what only shows when facts and policies load."""
     seeds = Seeds(config.seed)
     topology = place(config)
+    fabric_on = cache(partial(Fabric, topology=topology))  # one for swaps and KV transfers
     builders = [PoolBuilder(config, i, step_by_step, step_log, topology) for i in range(len(config.cluster.pools))]
     for slot in MAKE_NOTHING_ELSE:
         make_slot(config, slot, seeds)
 
     def make_replicas(clock: Clock, on_end: EndFunction, columns: Columns) -> list[Replica]:
         replicas: list[Replica] = []
-        fabric = Fabric(clock, topology)
+        fabric = fabric_on(clock)
         for builder in builders:
             for _ in range(builder.pool.replicas):
                 replicas.append(builder.replica(len(replicas), clock, on_end, columns, fabric))
@@ -76,6 +80,7 @@ def build(
         timeline_interval=timeline_interval,
         client_timeout=config.client.timeout,
         length_predictor=make_slot(config, "length_predictor", seeds),
+        make_pools=pools_factory(config, builders, seeds, fabric_on),
     )
     simulation.saves_cache = config.output.cache_state
     simulation.warnings += dict.fromkeys(note for builder in builders for note in builder.cost_notes)
@@ -86,6 +91,27 @@ def build(
 def place(config: ExperimentConfig) -> Topology:
     """Where the replicas of an experiment stand. `InputError` where they do not fit."""
     return plan_topology(config, make_slot(config, "placement", Seeds(config.seed)))
+
+
+def pools_factory(
+    config: ExperimentConfig, builders: list[PoolBuilder], seeds: Seeds, fabric_on: Callable[[Clock], Fabric]
+) -> Callable[[Cluster, EndFunction], Pools] | None:
+    """How requests are split between pools; None where they never can be."""
+    policy = make_slot(config, "disaggregation", seeds)
+    check_disaggregation(config, policy, [SplitSide.of(builder) for builder in builders])
+    if not getattr(policy, "splits", True):
+        return None
+    slot, where = config.cluster.router, config.where("cluster.router")
+    routers = [
+        policies.make("router", slot.policy, slot.params, where, rng=seeds.generator("router", *number))
+        for number in ((), *((i,) for i in range(len(builders))))
+    ]
+    rules = transfer_rules(config, builders[0].model)
+
+    def make_pools(cluster: Cluster, on_end: EndFunction) -> Pools:
+        return build_pools(config, cluster, on_end, policy, routers, rules, fabric_on(cluster.clock))
+
+    return make_pools
 
 
 def make_slot(config: ExperimentConfig, kind: str, seeds: Seeds) -> Any:

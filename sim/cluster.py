@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.decisions import Delay, Reject
+from sim.decisions import Delay, Reject, Split
 from sim.errors import PolicyError
 from sim.units import to_grid
 
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
     from sim.clock import Clock
     from sim.interfaces import AdmissionPolicy, LengthPredictor, Router
+    from sim.pools import Pools
     from sim.replica import Replica
     from sim.request import Sequence
+    from sim.transfer import Handoff
 
 
 class Cluster:
@@ -42,8 +44,9 @@ class Cluster:
         self.on_delayed = on_delayed
         self.outstanding_requests = np.zeros(len(replicas), dtype=np.int64)
         self.outstanding_tokens = np.zeros(len(replicas), dtype=np.int64)
+        self.pools: Pools | None = None  # where requests may be split between pools
 
-    def arrive(self, seq: Sequence) -> Replica | None:
+    def arrive(self, seq: Sequence) -> Replica | Handoff | None:
         """Admission, routing and submission of a request, all at its instant; None if it did not get in."""
         now = self.clock.now
         decision = self.admission.admit(seq, self, now)
@@ -54,16 +57,34 @@ class Cluster:
             self._delay(seq, decision, now)
             return None
         seq.admission_time = now
-        replica = self._route(seq, now)
+        if self.pools is None:
+            return self._submit(seq, self._route(seq, now), now)
+        placement = self.pools.place(seq, now)
+        if not isinstance(placement, Split):
+            return self._submit(seq, self.pools.route(seq, placement.pool), now)
+        handoff = self.pools.split(seq, placement)
+        if isinstance(handoff, str):
+            self._refuse(seq, handoff)
+            return None
+        return handoff
+
+    def _submit(self, seq: Sequence, replica: Replica, now: float) -> Replica | None:
         reason = replica.unservable(seq)
         if reason is not None:
-            self._tell(seq, False)
-            self.on_refused(seq, reason, True)
+            self._refuse(seq, reason)
             return None
-        self.outstanding_requests[replica.index] += 1
-        self.outstanding_tokens[replica.index] += expected_tokens(seq)
+        self.count(replica, 1, expected_tokens(seq))
         replica.submit(seq, now)
         return replica
+
+    def _refuse(self, seq: Sequence, reason: str) -> None:
+        self._tell(seq, False)
+        self.on_refused(seq, reason, True)
+
+    def count(self, replica: Replica, num_requests: int, num_tokens: int) -> None:
+        """Outstanding on a replica from now on: more requests and tokens, or fewer."""
+        self.outstanding_requests[replica.index] += num_requests
+        self.outstanding_tokens[replica.index] += num_tokens
 
     def _delay(self, seq: Sequence, decision: Delay, now: float) -> None:
         until = to_grid(decision.until)
@@ -78,11 +99,15 @@ class Cluster:
             raise PolicyError(f"{name} sent request {seq.row} at {now} s to replica {position} of {len(self.replicas)}")
         return self.replicas[position]
 
-    def left(self, seq: Sequence, replica: Replica, finished: bool = False) -> None:
-        """A request ended on the replica, however it ended."""
-        self.outstanding_requests[replica.index] -= 1
-        self.outstanding_tokens[replica.index] -= expected_tokens(seq)
+    def left(self, seq: Sequence, replica: int, finished: bool = False) -> tuple[int, int]:
+        """A request ended on a replica, however it ended; where its prompt and where its output was computed."""
+        places = replica, replica
+        if self.pools is not None and seq.row in self.pools.transfers.active:
+            places = self.pools.transfers.finish(seq.row, self.clock.now)
+        else:
+            self.count(self.replicas[replica], -1, -expected_tokens(seq))
         self._tell(seq, finished)
+        return places
 
     def _tell(self, seq: Sequence, finished: bool) -> None:
         """Admission policies that keep accounts, and predictors that learn, hear of ends."""

@@ -16,6 +16,7 @@ from sim.units import to_grid
 
 if TYPE_CHECKING:
     from sim.engine import Simulation
+    from sim.pools import Pools
     from sim.replica import Replica
     from sim.units import FloatArray, IntArray
 
@@ -36,7 +37,10 @@ def collect(simulation: Simulation, wall_seconds: float) -> RunResult:
     for replica, span in zip(simulation.replicas, spans, strict=True):
         add_interference(interference, replica, span)
     requests["interference_duration"] = interference
+    transfers = None if simulation.pools is None else transfer_columns(simulation.pools)
     requests["transfer_duration"] = np.zeros(len(simulation.workload))
+    if transfers is not None:
+        add_transfers(requests, transfers)
     if len(simulation.predictions):
         predicted = np.full(len(simulation.workload), np.nan)
         predicted[simulation.predictions.column("row").astype(np.int64)] = simulation.predictions.column("num_tokens")
@@ -52,6 +56,8 @@ def collect(simulation: Simulation, wall_seconds: float) -> RunResult:
         steps=step_columns(simulation),
         preemptions=preemption_columns(simulation.replicas, requests),
         cache_states=cache_states(simulation) if simulation.saves_cache else None,
+        transfers=transfers,
+        pool_roles=None if simulation.pools is None else {pool.name: pool.role for pool in simulation.pools.pools},
         warnings=list(simulation.warnings),
     )
 
@@ -60,6 +66,22 @@ def cache_states(simulation: Simulation) -> dict[str, Any]:
     """Cached content of the replicas that have any, by name."""
     states = {replica.name: cache_state(replica.kv) for replica in simulation.replicas}
     return {name: state for name, state in states.items() if state is not None}
+
+
+def transfer_columns(pools: Pools) -> dict[str, np.ndarray]:
+    """One row a split request that ended, in the order in which they did."""
+    table = pools.transfers.records
+    columns: dict[str, np.ndarray] = {name: table.column(name) for name in table.columns}
+    for name in ("row", "prefill_replica", "decode_replica", "num_bytes", "num_failed"):
+        columns[name] = columns[name].astype(np.int64)
+    return columns
+
+
+def add_transfers(requests: dict[str, np.ndarray], transfers: dict[str, np.ndarray]) -> None:
+    """The part of each request's time that its transfer took, and what of it lies before the first token."""
+    requests["transfer_before_first_token"] = np.zeros(len(requests["status"]))
+    requests["transfer_duration"][transfers["row"]] = transfers["transfer_duration"]
+    requests["transfer_before_first_token"][transfers["row"]] = transfers["before_first_token"]
 
 
 def request_columns(simulation: Simulation) -> dict[str, np.ndarray]:

@@ -264,6 +264,48 @@ class NetworkConfig(Model):
         return self
 
 
+class KvTransferConfig(Model):
+    """How the KV of a prompt moves from the replica that computed it to the one that decodes."""
+
+    mode: Literal["pull", "push"] = Field(
+        default="pull", description="push: the decode side reserves blocks before the prompt is computed"
+    )
+    granularity: Literal["whole", "chunk", "layer"] = Field(
+        default="whole", description="what is sent at once; chunk and layer overlap with the prefill (push only)"
+    )
+    dtype: str | None = Field(default=None, description="of the KV on its way, such as fp8; null: as in the cache")
+    max_inflight_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="tokens of prompts accepted and not running, from which on no more are",
+    )
+    reserved_tokens_per_sequence: int = Field(
+        default=0, ge=0, description="tokens that a decode replica keeps free for each of its sequences (SGLang: 512)"
+    )
+    failure_rate: float = Field(default=0.0, ge=0, le=1, description="chance that an attempt is lost")
+    retries: int = Field(default=0, ge=0, description="attempts after the first")
+    on_failure: Literal["recompute", "fail"] = Field(
+        default="recompute", description="recompute: the decode replica computes the prompt itself"
+    )
+
+    @model_validator(mode="after")
+    def _overlap_is_pushed(self) -> KvTransferConfig:
+        if self.mode == "pull" and self.granularity != "whole":
+            raise ValueError(
+                f"granularity {self.granularity} needs mode push: what is pulled is pulled when the prompt is computed"
+            )
+        return self
+
+
+class DisaggregationConfig(PolicySlot):
+    """Which requests are split between a prefill and a decode pool, and how their KV moves."""
+
+    first_token: Literal["prefill", "decode"] = Field(
+        default="prefill", description="which side emits it; decode: it computes the last prompt token again (vLLM)"
+    )
+    kv_transfer: KvTransferConfig = Field(default_factory=KvTransferConfig)
+
+
 class ClusterConfig(Model):
     """The pools and what decides between them."""
 
@@ -271,7 +313,7 @@ class ClusterConfig(Model):
     router: PolicySlot = _slot("least_outstanding_requests")
     admission: PolicySlot = _slot("always")
     autoscaler: PolicySlot = _slot("fixed")
-    disaggregation: PolicySlot = _slot("colocated")
+    disaggregation: DisaggregationConfig = Field(default_factory=lambda: DisaggregationConfig(policy="colocated"))
     length_predictor: PolicySlot = _slot("none")
     placement: PolicySlot = _slot("pack")
     network: NetworkConfig | None = Field(default=None, description="null: nodes as the GPUs usually come")
@@ -283,8 +325,11 @@ class ClusterConfig(Model):
         if twice:
             raise ValueError(f"two pools are named '{twice[0]}'; every pool needs a name of its own")
         other = sorted({pool.role for pool in self.pools} - {"mixed"})
-        if other:
-            raise ValueError(f"pools of role {' and '.join(other)} are not modelled yet; allowed: mixed")
+        if other and self.disaggregation.policy == "colocated":
+            raise ValueError(
+                f"pools of role {' and '.join(other)} need a disaggregation policy that splits requests; allowed with "
+                "policy colocated: mixed"
+            )
         return self
 
 

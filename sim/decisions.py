@@ -48,3 +48,21 @@ class NotPlaced:
 
 Admission = Admit | Delay | Reject
 ADMIT = Admit()
+
+
+@dataclass(frozen=True)
+class Colocated:
+    """One replica computes prompt and output. `pool`: position of its pool; None: any pool of role mixed."""
+
+    pool: int | None = None
+
+
+@dataclass(frozen=True)
+class Split:
+    """A replica of one pool computes the prompt, one of another pool the output. Positions of the pools."""
+
+    prefill_pool: int
+    decode_pool: int
+
+
+Placement = Colocated | Split

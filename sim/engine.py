@@ -19,19 +19,25 @@ from sim.workload.columns import Columns
 
 if TYPE_CHECKING:
     from sim.interfaces import AdmissionPolicy, LengthPredictor, Router
+    from sim.pools import Pools
     from sim.replica import Replica
+    from sim.transfer import Handoff
     from sim.workload.base import Workload
 
 Progress = Callable[[float, int], None]
 PROGRESS_EVERY = 512  # requests between two calls of the progress function
 NAN = float("nan")
+NOWHERE = -1, -1  # indices of the prefill and the decode replica
 
 EndFunction = Callable[[Sequence, float, "Replica"], None]
 ReplicaFactory = Callable[[Clock, EndFunction, Columns], list["Replica"]]
 
 
 class Simulation:
-    """One run. `make_replicas` builds the replicas on the simulation's clock; they call a function at each end."""
+    """One run. `make_replicas` builds the replicas on the simulation's clock; they call a function at each end.
+
+    `make_pools`: how requests are split between pools of replicas; None: they never are.
+    """
 
     def __init__(
         self,
@@ -42,6 +48,7 @@ class Simulation:
         timeline_interval: float | None = None,
         client_timeout: float | None = None,
         length_predictor: LengthPredictor | None = None,
+        make_pools: Callable[[Cluster, EndFunction], Pools] | None = None,
     ) -> None:
         self.clock = Clock()
         self.workload = workload
@@ -51,6 +58,7 @@ class Simulation:
         self.cluster = Cluster(
             self.clock, self.replicas, router, admission, self._on_refused, self._on_delayed, length_predictor
         )
+        self.pools = None if make_pools is None else make_pools(self.cluster, self._on_end)
         self.saves_cache = False  # whether the result states what is cached at the end
         self.predictions = Table(("row", "num_tokens"))
         self.timeline_interval = timeline_interval
@@ -59,7 +67,7 @@ class Simulation:
         self.reasons: dict[int, str] = {}
         self.end_time = 0.0  # of the last request that ended
         self.timeline = Table(TIMELINE_COLUMNS)
-        self._placed: dict[int, tuple[Sequence, Replica]] = {}  # only requests that may be cancelled
+        self._placed: dict[int, tuple[Sequence, Replica | Handoff]] = {}  # only requests that may be cancelled
         self._next_row = 0
         self._progress: Progress | None = None
 
@@ -141,15 +149,18 @@ class Simulation:
     # --- ends ---------------------------------------------------------------------------------------------------------
 
     def _on_end(self, seq: Sequence, time: float, replica: Replica) -> None:
-        """The last token of a request has been delivered."""
-        self.cluster.left(seq, replica, finished=seq.failure is None)
+        """The last token of a request has been delivered, or the replica gave it up."""
+        if seq.handoff is not None:
+            seq.handoff.prefill_ended(time)
+            return
+        places = self.cluster.left(seq, replica.index, finished=seq.failure is None)
         if self._placed:
             self._placed.pop(seq.row, None)
         status = Status.FINISHED
         if seq.failure is not None:
             status = Status.FAILED if seq.num_emitted else Status.UNSERVABLE
             self.reasons[seq.row] = seq.failure
-        self._record(seq, status, time, seq.num_emitted, replica.index)
+        self._record(seq, status, time, seq.num_emitted, places)
 
     def _on_impatience(self, seq: Sequence) -> None:
         """The client cancels, or its time-out strikes."""
@@ -161,25 +172,25 @@ class Simulation:
         placed = self._placed.pop(seq.row, None)
         if placed is None:  # still at the door
             seq.phase = Phase.ENDED
-            self._record(seq, status, now, 0, -1)
+            self._record(seq, status, now, 0, NOWHERE)
             return
         delivered = placed[1].cancel(seq, now)
-        self.cluster.left(seq, placed[1])
+        places = self.cluster.left(seq, placed[1].index)
         if delivered == 0:
             seq.first_token_time = NEVER
         if seq.evicted_time < now:
             seq.preempted_duration += now - seq.evicted_time
             if delivered == 0:
                 seq.preempted_before_first_token = seq.preempted_duration
-        self._record(seq, status, now, delivered, placed[1].index)
+        self._record(seq, status, now, delivered, places)
 
     def _on_refused(self, seq: Sequence, reason: str, unservable: bool) -> None:
         seq.phase = Phase.ENDED
         self.reasons[seq.row] = reason
-        self._record(seq, Status.UNSERVABLE if unservable else Status.REJECTED, self.clock.now, 0, -1)
+        self._record(seq, Status.UNSERVABLE if unservable else Status.REJECTED, self.clock.now, 0, NOWHERE)
 
-    def _record(self, seq: Sequence, status: Status, time: float, delivered: int, replica: int) -> None:
-        admitted = replica >= 0 or status is Status.UNSERVABLE
+    def _record(self, seq: Sequence, status: Status, time: float, delivered: int, places: tuple[int, int]) -> None:
+        admitted = places[0] >= 0 or status is Status.UNSERVABLE
         started = seq.first_scheduled_time < time
         self.end_time = time
         first_token = seq.first_token_time
@@ -195,8 +206,7 @@ class Simulation:
                 max(seq.cached_at_admission, 0),
                 seq.num_preemptions,
                 seq.num_recomputed,
-                replica,
-                replica,
+                *places,
                 seq.preempted_before_first_token,
                 seq.preempted_duration,
                 seq.running_at_first_token,

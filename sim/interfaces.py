@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from sim.batch import BatchBuilder
-    from sim.decisions import Admission, NotPlaced, Placed
-    from sim.views import ClusterView, NodeView, ReplicaShape, RequestView, SequenceView
+    from sim.decisions import Admission, NotPlaced, Placed, Placement
+    from sim.views import ClusterView, NodeView, PoolView, ReplicaShape, RequestView, SequenceView
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,17 @@ class PlacementPolicy(Protocol):
 
         Nodes come in order of their indices; neighbours share a rack.
         """
+        ...
+
+
+class DisaggregationPolicy(Protocol):
+    """Decides whether prompt and output of a request are computed on different replicas; asked after admission.
+
+    May have an attribute `splits = False`: it never answers `Split`, so that no pools for it are needed.
+    """
+
+    def place(self, request: RequestView, pools: Ordered[PoolView], now: float) -> Placement:
+        """Colocated in a pool, or split between two; positions in `pools`. The router chooses the replicas."""
         ...
 
 

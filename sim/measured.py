@@ -112,14 +112,15 @@ def _parts(raw: Mapping[str, npt.NDArray[Any]], config: object) -> Columns:
     scheduled = _or_end(raw["first_scheduled_time"], end)
     first_token = _or_end(raw["first_token_time"], end)
     preempted, transfer = np.nan_to_num(raw["preempted_duration"]), np.nan_to_num(raw["transfer_duration"])
+    transfer_before = raw.get("transfer_before_first_token", 0.0)  # there where requests can be split
     came = ~np.isnan(raw["first_token_time"])
     before = np.where(came, np.nan_to_num(raw["preempted_before_first_token"]), preempted)
     return {
         "admission_delay": admitted - raw["arrival_time"],
         "waiting_duration": scheduled - admitted,
-        "prefill_duration": first_token - scheduled - before,
+        "prefill_duration": first_token - scheduled - before - transfer_before,
         "transfer_duration": transfer,
-        "decode_duration": end - first_token - transfer - (preempted - before),
+        "decode_duration": end - first_token - (transfer - transfer_before) - (preempted - before),
         "preempted_duration": preempted,
         "client_latency": _client_latency(raw, config),
         "interference_duration": np.nan_to_num(raw["interference_duration"]),

@@ -21,6 +21,7 @@ from sim.quantiles import describe, describe_weighted, exact_sum, jain_index
 from sim.result import Status
 from sim.slo import meets, owned_by, read_slo, verdicts
 from sim.stability import Stability, judge
+from sim.transfer_metrics import transfer_metrics
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -45,7 +46,8 @@ def requests_frame(
 
     Times in seconds from the start, server side; ttft (wherever a first token came) and e2e (finished requests) as the
     client sees them. The PARTS of a request that ended add up exactly to its time from arrival to end plus
-    client_latency; transfer_duration lies after the first token. Pass `measured` to share the work with `summarize`.
+    client_latency; transfer_duration lies after the first token, or before it where the decode side emits that. Pass
+    `measured` to share the work with `summarize`.
     """
     import pandas as pd
 
@@ -69,6 +71,7 @@ def summarize(
     summary |= _speculation(result)
     if "predicted_output_tokens" in measured.columns:
         summary["length_prediction"] = _length_prediction(measured)
+    summary |= transfer_metrics(result, measured)
     summary["replicas"] = [_replica(replica, result.end_time) for replica in result.replicas]
     summary["cost"] = _cost(result, config, warnings)
     summary |= _groups(measured, config, warnings)

@@ -23,6 +23,7 @@ class Cause(IntEnum):
     DECODE_BLOCK = 0  # a sequence in decode needed a block and none was free
     PREFILL_BLOCK = 1  # a prefill chunk needed blocks
     SCHEDULER = 2  # the scheduler decided so (retraction, a high-water mark, a more urgent request)
+    LOST_TRANSFER = 3  # not a preemption: the KV did not arrive from the replica that computed the prompt
 
 
 def cause_of(asker: Sequence) -> Cause:

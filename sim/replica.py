@@ -32,6 +32,7 @@ from sim.waiting import AgeingQueue, ArrivalQueue, SortedQueue, TenantQueue, Wai
 
 if TYPE_CHECKING:
     from sim.cost.base import CostModel
+    from sim.inbox import Inbox
     from sim.interfaces import PreemptionPolicy, Scheduler
     from sim.kv.host import HostMemory
     from sim.views import SequenceView
@@ -105,6 +106,7 @@ class Replica:
         self.host: HostMemory | None = None  # where preempted sequences may be swapped to
         self.swaps: Callable[[Sequence], bool] | None = None  # whether a victim is swapped; None: all are recomputed
         self.swapped: deque[Sequence] = deque()  # in host memory, first to come back first
+        self.inbox: Inbox | None = None  # where requests whose prompt was computed elsewhere come in
         self.high_water_spare = kv.num_usable - int(self.traits.high_water * kv.num_usable)  # blocks above the mark
         self._plan_spare = max(self.traits.decode_spare_blocks, self.high_water_spare)
         self.empty_call_duration = 0.0  # seconds until the next call after one that changed something but ran nothing
@@ -174,7 +176,12 @@ class Replica:
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting) + len(self.swapped)
+        return len(self.waiting) + len(self.swapped) + (0 if self.inbox is None else len(self.inbox))
+
+    @property
+    def _anybody_waits(self) -> bool:
+        """Whether a call might let somebody in."""
+        return bool(self.waiting or self.swapped or (self.inbox is not None and self.inbox.waits))
 
     @property
     def num_running(self) -> int:
@@ -190,11 +197,12 @@ class Replica:
 
     @property
     def num_outstanding(self) -> int:
-        return len(self.waiting) + len(self.swapped) + len(self.running)
+        return self.num_waiting + len(self.running)
 
     def outstanding(self) -> list[Sequence]:
         """Every sequence of the replica."""
-        return [*self.waiting, *self.swapped, *self.running.values()]
+        coming = [] if self.inbox is None else self.inbox.sequences()
+        return [*self.waiting, *self.swapped, *self.running.values(), *coming]
 
     @property
     def kv_usage(self) -> float:
@@ -261,10 +269,14 @@ class Replica:
             seq.content = self.kv.content(self.content_spans(seq.row), seq.num_prompt_tokens)
         first = self.waiting.push(seq)
         if first or self.builder.num_set_aside:  # it may get in past those set aside
-            self._refused = False
-            if self.next_call == NEVER:
-                self._awake(now)
-            self._request_look(now)
+            self.wake(now)
+
+    def wake(self, now: float) -> None:
+        """Something changed that may let somebody in: have the scheduler asked at the next call, at once when idle."""
+        self._refused = False
+        if self.next_call == NEVER:
+            self._awake(now)
+        self._request_look(now)
 
     def cancel(self, seq: Sequence, now: float) -> int:
         """The client gave up: forget the sequence, free its blocks; return its delivered output tokens.
@@ -338,7 +350,7 @@ class Replica:
         if self._look:
             self._cut(now)
         while self.next_call <= now:
-            if not self.running and not self.waiting and not self.swapped:
+            if not self.running and not self._anybody_waits:
                 self.next_call = self._due = NEVER
                 break
             self._call(now)
@@ -358,6 +370,8 @@ class Replica:
             return
         builder = self.builder
         builder.begin(now)
+        if self.inbox is not None:
+            self.inbox.admit(now)
         self.scheduler.schedule(builder)
         builder.finish()
         self._refused = builder.stays_refused
@@ -390,6 +404,7 @@ class Replica:
             or self.paused
             or ((self.waiting or self.swapped) and not self._refused)
             or self._ask_again
+            or (self.inbox is not None and self.inbox.wants_call)
             or self.cohort.size > self.limits.max_num_batched_tokens
             or self.step_by_step
         )
@@ -401,7 +416,7 @@ class Replica:
         unfinished = self._unfinished(now)
         if not size:  # the last tokens are on their way
             self.next_call = unfinished[0] if unfinished else NEVER
-            self._due = self.next_call if self.waiting or self.swapped else NEVER
+            self._due = self.next_call if self._anybody_waits else NEVER
             return True
         limit = min(self._horizon, min(cohort.leave_at, cohort.cover_at) - first)
         steps = cohort.steps_within(self.kv.num_free - self._plan_spare, limit)
@@ -424,7 +439,7 @@ class Replica:
         self.num_plans += 1
         self._horizon = min(4 * self._horizon, MAX_HORIZON)
         # Copies occupy links from the instant of their call, so a replica that swaps makes its calls in time.
-        alone = not self.waiting and self.host is None
+        alone = not self._anybody_waits and self.host is None
         returns = self._next_return() if end == cohort.leave_at and alone else now
         # A prefill step may have come between: then the last token is back before its surplus step is called.
         self._due = returns if returns > now else self.next_call
@@ -506,6 +521,8 @@ class Replica:
         builder.close()
         chunks = builder.chunks
         unfinished = self._unfinished(now)
+        if self.inbox is not None and self.inbox.joined:
+            self.inbox.note_batch(unfinished[-1] if unfinished else now, size, chunks)
         if not size and not chunks:
             self.next_call = unfinished[0] if unfinished else self._after_empty_call(builder, now)
             return
@@ -581,6 +598,8 @@ class Replica:
         if seq.first_scheduled_time == NEVER:
             seq.first_scheduled_time = start
         seq.last_end = end
+        if seq.handoff is not None:
+            seq.handoff.chunk_scheduled(start, end)
         if seq.num_computed < seq.num_known:
             return
         del self.prefills[seq.order]
@@ -595,7 +614,7 @@ class Replica:
                 seq.preempted_before_first_token = seq.preempted_duration
             seq.evicted_time = NEVER
         seq.num_emitted += 1
-        self._join(seq)
+        self.join_decodes(seq)
 
     def _account_return(self, seq: Sequence, time: float) -> None:
         """A swapped decode has its next token at `time`; a prefill is accounted for with its last chunk."""
@@ -603,7 +622,7 @@ class Replica:
             seq.preempted_duration += time - seq.evicted_time
             seq.evicted_time = NEVER
 
-    def _join(self, seq: Sequence) -> None:
+    def join_decodes(self, seq: Sequence) -> None:
         """Become a decode: work out the clock of the last token, and when the scheduler stops asking for it."""
         cohort = self.cohort
         if seq.reserved_blocks and seq.reserved_blocks <= -(-seq.num_computed // self.kv.block_size):
@@ -783,7 +802,7 @@ class Replica:
             self.prefills[seq.order] = seq
         else:
             seq.block_time_sum = copied * now  # the block of the coming token is taken by the decode step
-            self._join(seq)
+            self.join_decodes(seq)
         return copied
 
     def _forget_swapped(self, seq: Sequence) -> None:
@@ -860,7 +879,7 @@ class Replica:
                     seq.phase = Phase.PAUSED
                     self.paused[seq.order] = seq
         for order in [order for order in self.paused if order in accepted]:
-            self._join(self.paused.pop(order))
+            self.join_decodes(self.paused.pop(order))
 
     def _retire(self, now: float) -> None:
         """Members whose last token is scheduled leave the cohort; sequences whose last token is back end."""
@@ -873,7 +892,7 @@ class Replica:
                 seq.num_emitted += seq.end_clock + 1 - seq.join_clock
                 seq.last_end = self.times.end_at[seq.end_clock]
             if self.kv.shifts and seq.num_emitted < seq._num_output_tokens:
-                self._join(seq)
+                self.join_decodes(seq)
                 continue
             seq.phase = Phase.DRAINING
             heappush(self.finishing, (seq.last_end, seq.order, seq))
@@ -894,6 +913,9 @@ class Replica:
             self._end(time, seq)
 
     def _end(self, time: float, seq: Sequence) -> None:
+        if seq.handoff is not None and seq.phase in (Phase.WAITING, Phase.SWAPPED):
+            self._compute_again(seq)
+            return
         if seq.phase is Phase.WAITING:  # preempted with its last token in flight
             self.waiting.remove(seq)
             seq.preempted_duration += max(0.0, time - seq.evicted_time)
@@ -902,12 +924,46 @@ class Replica:
             seq.preempted_duration += max(0.0, time - seq.evicted_time)
         else:
             del self.running[seq.order]
-            self._free(seq, time, False, ended=True)
+            if seq.handoff is not None and seq.handoff.keeps_kv:
+                self._lease(seq)
+            else:
+                self._free(seq, time, False, ended=True)
         seq.phase = Phase.ENDED
-        if self.waiting or self.swapped:
+        if self._anybody_waits:
             self._refused = False
             self._look = True
         self.on_end(seq, time, self)
+
+    def _lease(self, seq: Sequence) -> None:
+        """A prompt is computed that is decoded elsewhere: it keeps its blocks until `end_lease`."""
+        if self._on_leave is not None:
+            self._on_leave(seq, True)
+        self.num_departures += 1
+
+    def end_lease(self, seq: Sequence, now: float) -> None:
+        """The KV of a computed prompt is needed here no more."""
+        seq.entered_time += now - seq.last_end  # it was not running meanwhile
+        self.advance(now)
+        self._free(seq, now, False, ended=True)
+        if self._anybody_waits:
+            self.wake(now)
+
+    def free_blocks(self, seq: Sequence, now: float) -> None:
+        """Take the blocks of a sequence that does not run."""
+        self._free(seq, now, False, ended=False)
+
+    def _compute_again(self, seq: Sequence) -> None:
+        """A prompt was preempted with its token in flight: its KV, which another replica needs, is lost."""
+        if seq.phase is Phase.SWAPPED:
+            self._forget_swapped(seq)
+        else:
+            self.waiting.remove(seq)
+        seq.num_emitted = seq.num_computed = 0
+        seq.num_known, seq._num_output_tokens = seq.num_prompt_tokens, 1
+        seq.phase = Phase.WAITING
+        self.waiting.push_preempted(seq)
+        self._refused = False
+        self._look = True
 
     def _free(self, seq: Sequence, now: float, took_token: bool, ended: bool) -> None:
         size = self.kv.block_size
@@ -921,7 +977,7 @@ class Replica:
             self.register_growing()
         if self.kv.reserves:
             self.kv.account(now)
-        if self._on_leave is not None:
+        if self._on_leave is not None and seq.phase not in (Phase.ENDED, Phase.LOADING):  # these did not run
             self._on_leave(seq, ended)
         self.kv.release(seq, held, registered, ended)
         if self.kv.growing:
@@ -946,7 +1002,7 @@ class Replica:
 
     def _registered(self, seq: Sequence, computed: int, now: float) -> int:
         """Tokens whose blocks are hashed: prompt tokens as scheduled, generated ones when they have come back."""
-        if seq.phase is Phase.PREFILL:
+        if seq.phase in (Phase.PREFILL, Phase.LOADING):
             return computed
         if seq.phase is Phase.DRAINING:  # a surplus step after a stop token computed one more, which is thrown away
             computed = min(computed, seq.num_prompt_tokens + seq.num_emitted - 1)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sim.kv.content import Content
     from sim.kv.paged import Held
     from sim.speculative_replica import SpecState
+    from sim.transfer import Handoff
 
 NEVER = float("inf")
 
@@ -28,6 +29,7 @@ class Phase(IntEnum):
     ENDED = 5
     SWAPPED = 7  # its KV lies in host memory
     VERIFY = 6  # running, decoding with drafts: followed by itself, never a member of the cohort
+    LOADING = 8  # it holds blocks but does not run: its KV is on the way from another replica, or has landed
 
 
 class Sequence:
@@ -47,6 +49,7 @@ class Sequence:
         "failure",
         "first_scheduled_time",
         "first_token_time",
+        "handoff",
         "held",
         "join_clock",
         "last_end",
@@ -107,6 +110,7 @@ class Sequence:
         self.content: Content | None = None  # what its blocks hold, for the prefix cache
         self.held: list[Held] = []  # registered blocks it references, in order
         self.failure: str | None = None  # why the replica gave it up
+        self.handoff: Handoff | None = None  # of the prefill of a request that is decoded elsewhere
         self.reserved_blocks = 0  # blocks it holds at least, however few its computed tokens need
         self.cached_at_admission = -1  # prefix-cache tokens at first admission, -1 before
         self.prefix_tokens = 0  # prefix-cache tokens of the latest admission

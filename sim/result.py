@@ -112,3 +112,5 @@ class RunResult:
     cache_states: dict[str, Any] | None = None  # cached content by replica at the end, where asked for
     preemptions: dict[str, np.ndarray] | None = None  # one row a preemption (sim/preemptions.py)
     warnings: list[str] = field(default_factory=list)
+    transfers: dict[str, np.ndarray] | None = None  # one row a split request (sim/transfer.py); None: none can be split
+    pool_roles: dict[str, str] | None = None  # role by pool; None: requests cannot be split

@@ -126,6 +126,36 @@ class NodeView(Protocol):
         """Numbers of the GPUs that no replica has, ascending."""
 
 
+class PoolView(Protocol):
+    """A pool as a disaggregation policy sees it, as of now. `role`: mixed, prefill or decode."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def replicas(self) -> Ordered[ReplicaView]: ...
+    @property
+    def outstanding_requests(self) -> npt.NDArray[np.int64]:
+        """Waiting plus running requests of each replica."""
+
+    @property
+    def outstanding_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens of each replica's outstanding requests: of a split one the prompt on the side that computes it."""
+
+    def num_cached_tokens(self, request: RequestView) -> int:
+        """Prompt tokens that the prefix cache of a replica holds now: the most of any replica of the pool."""
+        ...
+
+    def prefill_duration(self, num_tokens: int) -> float:
+        """Seconds of a step that computes a prompt of so many tokens and nothing else."""
+        ...
+
+    def transfer_duration(self, num_tokens: int) -> float:
+        """Seconds in which the KV of so many tokens would leave the pool's first replica, sharing links as of now."""
+        ...
+
+
 class ClusterView(Protocol):
     """The replicas a router may choose from, in stable order, and their loads as arrays in the same order."""
 

@@ -132,7 +132,10 @@ def test_all_problems_are_reported_at_once_each_with_its_place(write_experiment:
         ("cluster.pools.0.replicas=2.5", "cluster.pools.0.replicas: must be a whole number (got 2.5)"),
         ("cluster.pools.0.replicas=-1", "cluster.pools.0.replicas: must be >= 0 (got -1)"),
         ("cluster.pools.0.role=decoder", "is not a known value (got 'decoder'); allowed: mixed, prefill, decode"),
-        ("cluster.pools.0.role=decode", "pools of role decode are not modelled yet; allowed: mixed"),
+        (
+            "cluster.pools.0.role=decode",
+            "pools of role decode need a disaggregation policy that splits requests; allowed with policy",
+        ),
         ("cluster.pools.0.preemption.mode=swop", "is not a known value (got 'swop'); allowed: recompute, swap, auto"),
         ("cluster.pools.0.kv_cache.gpu_memory_utilization=1.5", "must be <= 1.0 (got 1.5)"),
         ("cluster.pools.0.scheduler.max_num_seqs=9999", "max_num_batched_tokens (8192) must not be below max_num_seqs"),
