@@ -75,6 +75,14 @@ def _cached(replica: Replica, request: RequestView) -> int:
     return replica.kv.match(content, request.num_prompt_tokens - 1).num_tokens
 
 
+def _too_long(replica: Replica, seq: Sequence) -> str | None:
+    """Why no load of the prompt would ever be accepted, or None; schedulers that drop such prompts never see it."""
+    longest = min(replica.limits.max_model_len + replica.traits.extra_tokens, replica.kv.longest_sequence)
+    if seq.num_prompt_tokens < longest:
+        return None
+    return f"prompt of {seq.num_prompt_tokens} tokens does not fit a sequence of at most {longest} tokens"
+
+
 class Pools:
     """The pools of a cluster, what decides between them, and the handoffs between their replicas.
 
@@ -131,7 +139,7 @@ class Pools:
         decoding = self.pools[placement.decode_pool].replicas
         if not decoding:
             self._fail(seq, self.cluster.clock.now, f"named pool {placement.decode_pool}, which has no replicas")
-        reason = decoding[0].unservable(seq)  # any of them: they are alike
+        reason = decoding[0].unservable(seq) or _too_long(decoding[0], seq)  # any of them: they are alike
         if reason is not None:
             return reason
         source, leg = self.route(seq, placement.prefill_pool), self.transfers.leg_of(seq)

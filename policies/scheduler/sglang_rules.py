@@ -62,9 +62,9 @@ class PrefillBudget:
 
     def continue_chunked(self, remaining: int, max_new: int) -> int:
         """Tokens for the request whose prompt an earlier pass cut; it must progress even where memory says no."""
-        assert self.chunk_left is not None
-        room = min(self.chunk_left, int(self.total_left))
-        room = self.chunk_left if room <= 0 else room
+        chunk = remaining if self.chunk_left is None else self.chunk_left  # None: the end of a transferred prompt
+        room = min(chunk, int(self.total_left))
+        room = chunk if room <= 0 else room
         tokens = min(remaining, room)
         self._charge(tokens, min(max_new, CLIP_MAX_NEW_TOKENS) if tokens == remaining else 0)
         return tokens

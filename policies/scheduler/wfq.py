@@ -55,7 +55,7 @@ class Wfq(Fcfs):
     def left(self, seq: SequenceView, ended: bool) -> None:
         """Called by the replica when a sequence leaves the running list."""
         if ended:
-            del self._start[seq.row]
+            self._start.pop(seq.row, None)  # absent where it came in without waiting here
 
     def admitted(self, seq: SequenceView, batch: BatchBuilder) -> None:
         self._virtual_time = max(self._virtual_time, self._start[seq.row])

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import policies
 from sim.clock import Clock
+from sim.cluster import Cluster
 from sim.cost import build_cost_model
 from sim.cost.base import CostModel
 from sim.cost.constant import ConstantCost
@@ -25,6 +26,7 @@ from sim.hardware import load_gpu
 from sim.kv.host import HostMemory, HostPort, PrivatePort
 from sim.model import load_model
 from sim.network import Crossing, Link, Network, Route
+from sim.pools import Pools
 from sim.replica import Limits, Replica
 from sim.result import RunResult
 from sim.seeds import Seeds
@@ -42,7 +44,7 @@ def examples(number: int) -> settings:
 
     Only then is a failure made smaller, which can take minutes.
     """
-    phases = [Phase.explicit, Phase.generate, *([Phase.shrink] if EXAMPLES else [])]
+    phases = [Phase.explicit, Phase.generate, *([Phase.shrink] if EXAMPLES and not os.environ.get("NOSHRINK") else [])]
     return settings(
         phases=phases,
         max_examples=EXAMPLES or number,
@@ -141,7 +143,12 @@ DYADIC_COSTS = ("second", "quarter", "dyadic", "context")
 # --- from a scenario to a simulation ----------------------------------------------------------------------------------
 
 
-def make_simulation(scenario: Scenario, step_by_step: bool = False, step_log: bool = False) -> Simulation:
+def make_simulation(
+    scenario: Scenario,
+    step_by_step: bool = False,
+    step_log: bool = False,
+    make_pools: Callable[[Cluster, EndFunction], Pools] | None = None,
+) -> Simulation:
     """Everything built from the registries, as `sim/build.py` does."""
     timeout, interval, unit = scenario.client_timeout, scenario.timeline_interval, scenario.unit
 
@@ -160,6 +167,7 @@ def make_simulation(scenario: Scenario, step_by_step: bool = False, step_log: bo
         make_policy("admission", scenario.admission, max_outstanding=3),
         timeline_interval=None if interval is None else interval * unit,
         client_timeout=None if timeout is None else timeout * unit,
+        make_pools=make_pools,
     )
 
 
