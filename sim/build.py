@@ -23,6 +23,7 @@ from sim.kv.warm import load_states, state_of, warm_up
 from sim.memory import plan_memory
 from sim.model import load_model
 from sim.replica import Limits, Replica
+from sim.routing import RoutingSettings
 from sim.seeds import Seeds
 from sim.speculation import DrawnAcceptance, SpeculationRules, acceptance_chances
 from sim.speculative_replica import SpeculativeReplica
@@ -81,6 +82,7 @@ def build(
         client_timeout=config.client.timeout,
         length_predictor=make_slot(config, "length_predictor", seeds),
         make_pools=pools_factory(config, builders, seeds, fabric_on),
+        routing=routing_settings(config),
     )
     simulation.saves_cache = config.output.cache_state
     simulation.warnings += dict.fromkeys(note for builder in builders for note in builder.cost_notes)
@@ -112,6 +114,12 @@ def pools_factory(
         return build_pools(config, cluster, on_end, policy, routers, rules, fabric_on(cluster.clock))
 
     return make_pools
+
+
+def routing_settings(config: ExperimentConfig) -> RoutingSettings:
+    """How old the router's picture is, and whether its decisions are logged."""
+    slot = config.cluster.router
+    return RoutingSettings(slot.snapshot_interval, slot.count_sent, slot.event_delay, slot.log)
 
 
 def make_slot(config: ExperimentConfig, kind: str, seeds: Seeds) -> Any:

@@ -51,6 +51,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.env = simpy.Environment()
+        self._num_watchers = 0
 
     @property
     def now(self) -> float:
@@ -63,10 +64,20 @@ class Clock:
         heappush(self.env._queue, (time, kind * KIND_WIDTH + index, next(self.env._eid), timer))  # type: ignore[misc]
         return timer
 
+    def watch(self, time: float, callback: Callback) -> None:
+        """Call `callback` at `time`, in the order of control loops. It only looks: by itself it keeps nothing going."""
+
+        def look(event: simpy.Event) -> None:
+            self._num_watchers -= 1
+            callback(event)
+
+        self._num_watchers += 1
+        self.at(time, Order.CONTROL_LOOP, 0, look)
+
     @property
     def has_events(self) -> bool:
-        """Whether anything is still to happen."""
-        return bool(self.env._queue)
+        """Whether anything is still to happen but for those who watch."""
+        return len(self.env._queue) > self._num_watchers
 
     def more_now(self) -> bool:
         """Whether further events are due at the present instant."""

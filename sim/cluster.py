@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sim.pools import Pools
     from sim.replica import Replica
     from sim.request import Sequence
+    from sim.routing import Routing
     from sim.transfer import Handoff
 
 
@@ -45,6 +46,7 @@ class Cluster:
         self.outstanding_requests = np.zeros(len(replicas), dtype=np.int64)
         self.outstanding_tokens = np.zeros(len(replicas), dtype=np.int64)
         self.pools: Pools | None = None  # where requests may be split between pools
+        self.routing: Routing  # set once the cluster exists, whose loads it reads
 
     def arrive(self, seq: Sequence) -> Replica | Handoff | None:
         """Admission, routing and submission of a request, all at its instant; None if it did not get in."""
@@ -71,9 +73,11 @@ class Cluster:
     def _submit(self, seq: Sequence, replica: Replica, now: float) -> Replica | None:
         reason = replica.unservable(seq)
         if reason is not None:
+            self.routing.left(seq, replica.index)
             self._refuse(seq, reason)
             return None
         self.count(replica, 1, expected_tokens(seq))
+        self.routing.prompt_sent(seq, replica.index)
         replica.submit(seq, now)
         return replica
 
@@ -85,6 +89,8 @@ class Cluster:
         """Outstanding on a replica from now on: more requests and tokens, or fewer."""
         self.outstanding_requests[replica.index] += num_requests
         self.outstanding_tokens[replica.index] += num_tokens
+        if num_requests > 0:
+            self.routing.sent(replica.index, num_tokens)
 
     def _delay(self, seq: Sequence, decision: Delay, now: float) -> None:
         until = to_grid(decision.until)
@@ -93,7 +99,7 @@ class Cluster:
         self.on_delayed(seq, until)
 
     def _route(self, seq: Sequence, now: float) -> Replica:
-        position = self.router.route(seq, self, now)
+        position = self.routing.choose(self.router, seq, self, now)
         if not 0 <= position < len(self.replicas):
             name = type(self.router).__name__
             raise PolicyError(f"{name} sent request {seq.row} at {now} s to replica {position} of {len(self.replicas)}")
@@ -106,6 +112,7 @@ class Cluster:
             places = self.pools.transfers.finish(seq.row, self.clock.now)
         else:
             self.count(self.replicas[replica], -1, -expected_tokens(seq))
+            self.routing.left(seq, replica)
         self._tell(seq, finished)
         return places
 

@@ -35,6 +35,7 @@ from sim.yamlfile import YamlFile
 
 _DURATION = re.compile(r"^\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([a-zA-Zµ]*)\s*$")
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+MIN_SNAPSHOT_INTERVAL = 0.001  # seconds: each costs a look at every replica
 _STATISTIC = re.compile(r"^(mean|max|p([0-9]{1,2}(\.[0-9]+)?|100))$")
 
 
@@ -297,6 +298,25 @@ class KvTransferConfig(Model):
         return self
 
 
+class RouterSlot(PolicySlot):
+    """The router, how old its picture of the replicas is, and its log. Its other keys are fields of the policy."""
+
+    policy: str = "least_outstanding_requests"
+    snapshot_interval: Seconds = Field(default=0.0, description="seconds between two looks at the loads; 0: live")
+    count_sent: bool = Field(default=False, description="the router adds to a snapshot what it has sent since")
+    event_delay: Seconds = Field(default=0.0, description="seconds until a router hears what a replica caches")
+    log: bool = Field(default=False, description="routing.parquet: every decision, with the scores compared")
+
+    @model_validator(mode="after")
+    def _interval_is_sane(self) -> RouterSlot:
+        if 0 < self.snapshot_interval < MIN_SNAPSHOT_INTERVAL:
+            raise ValueError(
+                f"snapshot_interval {self.snapshot_interval:g} s is too short; allowed: 0 (live) or at least "
+                f"{MIN_SNAPSHOT_INTERVAL:g} s"
+            )
+        return self
+
+
 class DisaggregationConfig(PolicySlot):
     """Which requests are split between a prefill and a decode pool, and how their KV moves."""
 
@@ -310,7 +330,7 @@ class ClusterConfig(Model):
     """The pools and what decides between them."""
 
     pools: list[PoolConfig] = Field(min_length=1)
-    router: PolicySlot = _slot("least_outstanding_requests")
+    router: RouterSlot = Field(default_factory=RouterSlot)
     admission: PolicySlot = _slot("always")
     autoscaler: PolicySlot = _slot("fixed")
     disaggregation: DisaggregationConfig = Field(default_factory=lambda: DisaggregationConfig(policy="colocated"))

@@ -14,6 +14,7 @@ from sim.errors import RunError
 from sim.recorder import REQUEST_COLUMNS, Table
 from sim.request import NEVER, Phase, Sequence
 from sim.result import RunResult, Status
+from sim.routing import Routing, RoutingSettings
 from sim.units import to_grid
 from sim.workload.columns import Columns
 
@@ -49,6 +50,7 @@ class Simulation:
         client_timeout: float | None = None,
         length_predictor: LengthPredictor | None = None,
         make_pools: Callable[[Cluster, EndFunction], Pools] | None = None,
+        routing: RoutingSettings | None = None,
     ) -> None:
         self.clock = Clock()
         self.workload = workload
@@ -58,7 +60,11 @@ class Simulation:
         self.cluster = Cluster(
             self.clock, self.replicas, router, admission, self._on_refused, self._on_delayed, length_predictor
         )
+        settings = routing or RoutingSettings()
+        self.cluster.routing = Routing(self.clock, self.replicas, self.cluster, self.columns, settings)
         self.pools = None if make_pools is None else make_pools(self.cluster, self._on_end)
+        if self.pools is None:
+            self.cluster.routing.enlist(router)
         self.saves_cache = False  # whether the result states what is cached at the end
         self.predictions = Table(("row", "num_tokens"))
         self.timeline_interval = timeline_interval
@@ -240,7 +246,7 @@ class Simulation:
             self.timeline.append(replica.sample(now))
         if len(self.records) < len(self.workload) and self.clock.has_events:  # else nothing will ever happen again
             assert self.timeline_interval is not None
-            self.clock.at(to_grid(now + self.timeline_interval), Order.CONTROL_LOOP, 0, self._sample_timeline)
+            self.clock.watch(to_grid(now + self.timeline_interval), self._sample_timeline)
 
 
 TIMELINE_COLUMNS = (

@@ -116,11 +116,20 @@ def write(outcome: Outcome, directory: Path) -> None:
             output.write_json(folder / "cache_state.json", {"replicas": outcome.result.cache_states})
         if outcome.result.preemptions is not None:
             output.write_columns(folder / "preemptions.parquet", outcome.result.preemptions)
+        if outcome.result.routing is not None:
+            output.write_columns(folder / "routing.parquet", with_request_ids(outcome))
         if outcome.options.report:
             from sim.report import write_report
 
             write_report(folder)
         output.write_json(folder / "run.json", run_facts(outcome.result))
+
+
+def with_request_ids(outcome: Outcome) -> dict[str, Any]:
+    """The columns of routing.parquet: the log of decisions with the ids of requests.parquet for rows."""
+    columns = dict(outcome.result.routing or {})
+    ids = outcome.requests["request_id"].to_numpy()[columns.pop("row")]
+    return {"request_id": ids, **columns}
 
 
 def peak_memory() -> int:

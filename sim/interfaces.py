@@ -88,7 +88,13 @@ class LengthPredictor(Protocol):
 
 
 class Router(Protocol):
-    """Chooses the replica of a request."""
+    """Chooses the replica of a request. One instance a cluster.
+
+    `cluster.replicas` are the candidates, perhaps not all replicas of the cluster: state is kept by `replica.index`.
+    May have `begin(signals: RouterSignals)`, called once before the first request; `ended(request, replica_index)`,
+    told of every request that was routed and ended, however it did; and an attribute `scores`, the numbers (one a
+    candidate) that its latest decision compared, for the log of decisions.
+    """
 
     def route(self, request: RequestView, cluster: ClusterView, now: float) -> int:
         """Position in `cluster.replicas`."""

@@ -149,6 +149,7 @@ OUTPUT_FILES = (
     "requests.parquet",
     "timeline.parquet",
     "steps.parquet",
+    "routing.parquet",
     "config.yaml",
     "trace.json",
     "report.html",

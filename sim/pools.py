@@ -60,7 +60,7 @@ class Pool:
         """Ask the router."""
         if not self.replicas:
             raise PolicyError(f"request {seq.row} at {now} s was placed in {self.name}, which has no replicas")
-        position = self.router.route(seq, self, now)
+        position = self._cluster.routing.choose(self.router, seq, self, now)
         if not 0 <= position < len(self.replicas):
             name, count = type(self.router).__name__, len(self.replicas)
             where = f"replica {position} of {count} in {self.name}"
@@ -102,9 +102,13 @@ class Pools:
         self.mixed = mixed
         self.policy = policy
         self.transfers = transfers
+        routing = cluster.routing
         transfers.count, transfers.route = cluster.count, self.route
+        transfers.prompt_sent, transfers.left = routing.prompt_sent, routing.left
         for pool in pools:
             pool.transfers = transfers
+            routing.enlist(pool.router)
+        routing.enlist(mixed.router)
         cluster.pools = self
 
     def place(self, seq: Sequence, now: float) -> Placement:
@@ -144,4 +148,7 @@ class Pools:
             return reason
         source, leg = self.route(seq, placement.prefill_pool), self.transfers.leg_of(seq)
         reason = source.unservable(leg)
-        return reason or self.transfers.begin(seq, leg, source, placement.decode_pool)
+        if reason is not None:
+            self.cluster.routing.left(seq, source.index)
+            return reason
+        return self.transfers.begin(seq, leg, source, placement.decode_pool)

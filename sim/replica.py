@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -35,12 +36,14 @@ if TYPE_CHECKING:
     from sim.inbox import Inbox
     from sim.interfaces import PreemptionPolicy, Scheduler
     from sim.kv.host import HostMemory
+    from sim.signals import Changes
     from sim.views import SequenceView
 
 # Adding and subtracting this rounds a float64 to the time grid: its last bit is worth one TICK. Half goes to even, as
 # in `sim.units.to_grid`. Exact for durations below 2**20 s.
 GRID_SHIFT = 1.5 * 2.0**52 * TICK
 MAX_FRUITLESS = 1000
+SPEED_PROMPT, SPEED_SEQUENCES, SPEED_CONTEXT = 2048, 64, 1024  # batches by which replicas are compared
 MIN_HORIZON, MAX_HORIZON = 64, 1024  # steps of a plan: short after a change, longer the longer nothing changes
 
 
@@ -117,6 +120,8 @@ class Replica:
         self.paused: dict[int, Sequence] = {}
         self.builder = BatchBuilder(self)
         self.sampled = False  # whether somebody asks for `sample`
+        self.on_first_token: Callable[[int, float], None] | None = None  # (row, instant), told ahead of the instant
+        self.on_cache_change: Callable[[int, Changes], None] | None = None  # (own index, what is cached or not now)
         self.observer: Callable[[BatchBuilder], None] | None = None  # sees every evaluated call (golden tests)
         # The plan: calls of clocks [cohort.clock, planned) are decided and lie ahead (or at this very instant).
         self.planned = 0
@@ -208,6 +213,18 @@ class Replica:
     def kv_usage(self) -> float:
         self.advance(self.clock.now)
         return 1.0 - self.kv.num_free / self.kv.num_usable
+
+    @cached_property
+    def prefill_speed(self) -> float:
+        """Tokens a second of a step with one prompt of 2,048 tokens (or as many as a step holds)."""
+        tokens = min(SPEED_PROMPT, self.limits.max_num_batched_tokens)
+        return tokens / self.cost.step_time(BatchShape(tokens, 1, tokens * (tokens + 1) // 2, tokens, 0, 0, tokens))
+
+    @cached_property
+    def decode_speed(self) -> float:
+        """Tokens a second of steps of 64 sequences (or as many as may run) with contexts of 1,024 tokens."""
+        size = min(SPEED_SEQUENCES, self.limits.max_num_seqs)
+        return size / self.cost.step_time(BatchShape(0, 0, 0, 0, size, size * SPEED_CONTEXT, SPEED_CONTEXT))
 
     def batch_tokens(self, now: float) -> int:
         """Tokens of the step that executes at `now`; 0 when idle."""
@@ -378,6 +395,8 @@ class Replica:
         self._ask_again = builder.again
         if self.observer:
             self.observer(builder)
+        if self.on_cache_change is not None and builder.chunks:
+            self.publish()
         self._launch(builder, now)
         self._due = self.next_call
         if self._is_steady() and self.cohort.size and self.cohort.leave_at > self.cohort.clock:
@@ -606,6 +625,8 @@ class Replica:
         if seq.num_emitted == 0:
             seq.first_token_time = end
             seq.running_at_first_token = running
+            if self.on_first_token is not None:
+                self.on_first_token(seq.row, end)
         else:
             self.resumed.append((seq.row, end))
         if seq.evicted_time != NEVER:
@@ -690,6 +711,20 @@ class Replica:
                 pending.append((block * size - seq.offset, seq.order, block * size, seq))
         for _, _, tokens, seq in sorted(pending):
             self.kv.register(seq, tokens)
+
+    def publish(self) -> None:
+        """Tell the listener, if any, which contents have been cached or lost since it was told last.
+
+        Only when a prompt is being computed or a sequence leaves: both happen at the same instants however the run is
+        executed. What decode steps overwrite in between is told then.
+        """
+        if self.on_cache_change is None:
+            return
+        if self.kv.growing:
+            self.register_growing()
+        changes = self.kv.changes()
+        if changes:
+            self.on_cache_change(self.index, changes)
 
     def own(self, view: SequenceView) -> Sequence:
         """The sequence behind a policy's view."""
@@ -988,6 +1023,7 @@ class Replica:
         self.block_seconds += max(-(-kept // size), reserved) * now - seq.block_time_sum
         self.token_seconds += kept * now - seq.token_time_sum
         self._account_stay(seq, now, held * size, reserved, ended)
+        self.publish()
 
     def _account_stay(self, seq: Sequence, now: float, num_held_tokens: int, num_reserved: int, ended: bool) -> None:
         """Integrals of a stay in the running list, and what sequences that ended had used of what they held."""

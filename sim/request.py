@@ -74,6 +74,7 @@ class Sequence:
         "reserved_blocks",
         "row",
         "running_at_first_token",
+        "session",
         "speculation",
         "stops_early",
         "tenant",
@@ -97,6 +98,7 @@ class Sequence:
         self.tenant: str | None = None
         self.request_class: str | None = None
         self.adapter: str | None = None
+        self.session: object | None = None
         self.phase = Phase.WAITING
         self.order = -1  # position in the running list: counts admissions of the replica
         self.num_known = num_prompt_tokens  # tokens to compute before the next new one: prompt and delivered outputs

@@ -111,6 +111,7 @@ class RunResult:
     steps: dict[str, np.ndarray] | None = None
     cache_states: dict[str, Any] | None = None  # cached content by replica at the end, where asked for
     preemptions: dict[str, np.ndarray] | None = None  # one row a preemption (sim/preemptions.py)
+    routing: dict[str, np.ndarray] | None = None  # one row a decision of the router, where logged (sim/routing.py)
     warnings: list[str] = field(default_factory=list)
     transfers: dict[str, np.ndarray] | None = None  # one row a split request (sim/transfer.py); None: none can be split
     pool_roles: dict[str, str] | None = None  # role by pool; None: requests cannot be split

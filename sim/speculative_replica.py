@@ -206,6 +206,8 @@ class SpeculativeReplica(Replica):
             self.resumed.append((seq.row, end))
         else:
             seq.first_token_time = end
+            if self.on_first_token is not None:
+                self.on_first_token(seq.row, end)
         if seq.evicted_time != NEVER and entry.residence == seq.num_preemptions:
             seq.preempted_duration += end - seq.evicted_time
             if seq.num_emitted == 0:

@@ -163,6 +163,7 @@ class Handoff:
         """It is no longer outstanding there."""
         if (entry := self._counted.pop(replica.index, None)) is not None:
             self._transfers.count(entry[0], -1, -entry[1])
+            self._transfers.left(self.seq, replica.index)
 
     def discount_all(self) -> None:
         """It is outstanding nowhere."""
@@ -363,8 +364,10 @@ class Transfers:
         self.on_end = on_end
         self.active: dict[int, Handoff] = {}  # by row
         self.records = Table(TRANSFER_COLUMNS)
-        # Set by the cluster: the load that routers see, and the choice of a replica of a pool.
+        # Set by the cluster: the loads that routers see, what they are told, and the choice of a replica of a pool.
         self.count: Callable[[Replica, int, int], None] = lambda replica, requests, tokens: None
+        self.prompt_sent: Callable[[Sequence, int], None]
+        self.left: Callable[[Sequence, int], None]
         self.route: Callable[[Sequence, int], Replica]
 
     def leg_of(self, seq: Sequence) -> Sequence:
@@ -380,6 +383,7 @@ class Transfers:
         handoff = leg.handoff = Handoff(self, seq, leg, source, decode_pool)
         self.active[seq.row] = handoff
         handoff.count(source, expected_tokens(leg))
+        self.prompt_sent(leg, source.index)
         if self.rules.mode == "push":
             self.choose_destination(handoff)
         else:

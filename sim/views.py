@@ -41,6 +41,9 @@ class RequestView(Protocol):
     def request_class(self) -> str | None: ...
     @property
     def adapter(self) -> str | None: ...
+    @property
+    def session(self) -> object | None:
+        """The conversation that the request is a turn of; None where the workload has no sessions."""
 
 
 class SequenceView(RequestView, Protocol):
@@ -93,6 +96,14 @@ class ReplicaView(Protocol):
     @property
     def kv_usage(self) -> float:
         """Share of usable blocks that are referenced, 0 to 1."""
+
+    @property
+    def prefill_speed(self) -> float:
+        """Prompt tokens a second, alone on an idle replica; a fact of model and hardware, whatever the load."""
+
+    @property
+    def decode_speed(self) -> float:
+        """Output tokens a second of a well-filled batch without prompts; a fact like `prefill_speed`."""
 
 
 class ReplicaShape(Protocol):
@@ -168,3 +179,50 @@ class ClusterView(Protocol):
     @property
     def outstanding_tokens(self) -> npt.NDArray[np.int64]:
         """Prompt tokens plus predicted (else declared) output tokens of each replica's outstanding requests."""
+
+
+class PrefixIndex(Protocol):
+    """Which replicas (by index) hold which prefix ids."""
+
+    def add(self, key: object, replica: int) -> None:
+        """The replica holds this id."""
+
+    def discard(self, key: object, replica: int) -> None:
+        """The replica does not hold this id (any more)."""
+
+    def holds(self, key: object, replica: int) -> bool:
+        """Whether the replica holds this id."""
+
+    def leading(self, keys: Ordered[object]) -> npt.NDArray[np.int64]:
+        """How many ids each replica holds from the first one on without a gap, by replica index."""
+
+
+class RouterSignals(Protocol):
+    """What a router may know besides a ClusterView, handed to its method `begin`. Arrays are by `ReplicaView.index`."""
+
+    @property
+    def num_replicas(self) -> int: ...
+    @property
+    def block_size(self) -> int:
+        """Tokens a prefix id."""
+
+    def prefix(self, request: RequestView) -> Ordered[object]:
+        """Ids of the prompt; an id stands for its block and everything before. Empty without ids in the workload."""
+
+    def make_index(self) -> PrefixIndex:
+        """An empty index of prefix ids, for a router that keeps its own."""
+
+    def cached_tokens(self, request: RequestView) -> npt.NDArray[np.int64]:
+        """Leading prompt tokens that each replica caches, as its cache events told (`cluster.router.event_delay`)."""
+
+    @property
+    def prefill_tokens(self) -> npt.NDArray[np.int64]:
+        """Prompt tokens sent to each replica for requests that have no first token yet; the router's own books."""
+
+    @property
+    def num_waiting(self) -> npt.NDArray[np.int64]:
+        """Requests in each waiting queue (`cluster.router.snapshot_interval`)."""
+
+    @property
+    def kv_usage(self) -> npt.NDArray[np.float64]:
+        """Share of each replica's usable blocks that are referenced (`cluster.router.snapshot_interval`)."""

@@ -15,11 +15,18 @@ class Run:
     block).
     """
 
-    __slots__ = ("key", "pieces")
+    __slots__ = ("key", "num_blocks", "pieces")
 
     def __init__(self, key: object = None) -> None:
         self.key = key  # what names the content
+        self.num_blocks = 0  # of the whole content, as far as known
         self.pieces: list[Piece] = []
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of the content is in memory."""
+        ends = [end for _, _, end in covering(self, 0, self.num_blocks)]
+        return bool(ends) and ends[-1] >= self.num_blocks
 
 
 class PrivateRun(Run):

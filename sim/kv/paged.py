@@ -64,6 +64,7 @@ class PagedKV:
         self.runs: dict[object, Run] = {}
         self.growing: dict[int, Sequence] = {}  # sequences whose generated tokens others can hit, by order
         self.num_shared_extra = 0  # references beyond the first, summed over blocks
+        self._touched: dict[Run, None] | None = None  # runs that gained or lost blocks; None: nobody wants to know
         self._free = Piece(None, 0, 0, 0)  # sentinel: next is the head of the free list, previous its tail
         self._free.previous = self._free.next = self._free
 
@@ -76,7 +77,9 @@ class PagedKV:
             first = start // self.block_size  # a block belongs to the span that holds its last token
             count = end_token // self.block_size - first
             if count > 0:
-                resolved.append((self._run(key), first, count))
+                run = self._run(key)
+                run.num_blocks = count
+                resolved.append((run, first, count))
         return Content(resolved, end_token > num_prompt_tokens)
 
     def _run(self, key: object) -> Run:
@@ -129,6 +132,20 @@ class PagedKV:
         others = (seq.content for seq in self.growing.values() if seq.content is not None)
         return any(span[0] is run for other in others for span in other.spans[other.cursor :])
 
+    # --- what others are told ----------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """From now on `changes` has something to tell, first of all what is cached already."""
+        self._touched = dict.fromkeys(self.runs.values())
+
+    def changes(self) -> list[tuple[object, bool]]:
+        """(content key, whether all its blocks are in memory) of the contents that changed since the last call."""
+        if not self._touched:
+            return []
+        found = [(run.key, run.is_complete) for run in self._touched if run.key is not None]
+        self._touched = {}
+        return found
+
     # --- taking -------------------------------------------------------------------------------------------------------
 
     def fits(self, num_blocks: int) -> bool:
@@ -170,6 +187,8 @@ class PagedKV:
 
     def _overwritten(self, piece: Piece, low: int, high: int) -> None:
         """Blocks [low, high) of an idle piece are gone: count what that means."""
+        if self._touched is not None and piece.run is not None:
+            self._touched[piece.run] = None
         if piece.run is None:
             self.num_evicted_dead += high - low
         elif isinstance(piece.run, PrivateRun):
@@ -264,6 +283,8 @@ class PagedKV:
                 content.cursor += 1
 
     def _add(self, seq: Sequence, run: Run, low: int, high: int) -> None:
+        if self._touched is not None:
+            self._touched[run] = None
         if seq.held:
             piece, start, stop = seq.held[-1]
             alone = piece.run is run and stop == low == piece.high and piece.references == 1 and piece.sibling is None
@@ -344,6 +365,7 @@ class PagedKV:
         """Let blank blocks hold blocks [low, high) of a content, the last to be overwritten (a warm start)."""
         assert high - low <= self.num_free - self.num_idle
         piece = Piece(self._run(key), low, high, 0)
+        self._run(key).num_blocks = max(self._run(key).num_blocks, high)
         self._run(key).pieces.append(piece)
         self._link(piece, before=self._free)
         self.num_idle += high - low

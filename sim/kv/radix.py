@@ -72,6 +72,8 @@ class RadixTree:
         self.root.locks = 1
         self.num_evictable = 0
         self.num_protected = 0
+        self.stored: dict[Hashable, int] = {}  # tokens of each symbol, from its start, that are in the tree
+        self.changed: dict[Hashable, None] | None = None  # symbols that gained or lost some; None: not kept
         self._time = 0
         self._created = 0
 
@@ -149,7 +151,16 @@ class RadixTree:
         if rest:
             node = self._new(node, rest)
             self.num_evictable += node.size
+            self._note(rest, stored=True)
         return matched, node
+
+    def _note(self, key: Key, stored: bool) -> None:
+        """Keep account of the symbols that `stored` names: a symbol lies on one path, its end is dropped first."""
+        for symbol, start, length in key:
+            if symbol in self.stored:
+                self.stored[symbol] = start + length if stored else start
+                if self.changed is not None:
+                    self.changed[symbol] = None
 
     def lock(self, node: Node) -> None:
         """Protect a node and its ancestors from eviction."""
@@ -189,6 +200,7 @@ class RadixTree:
             assert parent is not None
             del parent.children[self._page(node.key)]
             dropped += node.size
+            self._note(node.key, stored=False)
             if not parent.children and parent.locks == 0:
                 heappush(heap, (parent.last_access, parent.number, parent))
         self.num_evictable -= dropped

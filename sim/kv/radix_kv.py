@@ -45,6 +45,7 @@ class RadixKV(PagedKV):
         self._own = 0  # tokens in slots of running sequences, outside the tree
         self._locked = 0  # tokens of the tree held, summed over sequences
         self._pending: list[tuple[Sequence, int]] = []
+        self._lengths: dict[object, int] = {}  # tokens of each content
 
     def _refresh(self) -> None:
         size = self.block_size
@@ -57,8 +58,24 @@ class RadixKV(PagedKV):
     def content(self, spans: Iterable[tuple[object, int, int]], num_prompt_tokens: int) -> RadixContent:
         """The key of a sequence: its shared spans, then tokens that only it has."""
         key: Key = [(symbol, 0, end - start) for symbol, start, end in spans]
+        if self.tree.changed is not None:
+            for symbol, _, length in key:
+                self._lengths[symbol] = length
+                self.tree.stored.setdefault(symbol, 0)
         private = object()
         return RadixContent([*key, (private, key_length(key), MANY_TOKENS)])
+
+    def watch(self) -> None:
+        """As in the base class, of requests that are yet to come."""
+        self.tree.changed = {}
+
+    def changes(self) -> list[tuple[object, bool]]:
+        if not self.tree.changed:
+            return []
+        stored, lengths = self.tree.stored, self._lengths
+        found: list[tuple[object, bool]] = [(key, stored[key] >= lengths[key]) for key in self.tree.changed]
+        self.tree.changed = {}
+        return found
 
     def match(self, content: Content | None, max_tokens: int) -> Match:
         """Longest stored prefix of at most `max_tokens` tokens; touches what it finds."""

@@ -27,7 +27,14 @@ class Columns:
         self._patience = None if workload.cancel_after is None else as_floats(_patience(workload.cancel_after))
         self._delay = None if workload.delay is None else as_floats(array_to_grid(np.nan_to_num(workload.delay)))
         self._plain = all(
-            column is None for column in (workload.priority, workload.tenant, workload.request_class, workload.adapter)
+            column is None
+            for column in (
+                workload.priority,
+                workload.tenant,
+                workload.request_class,
+                workload.adapter,
+                workload.session_id,
+            )
         )
         self._followers = _followers(workload)
 
@@ -57,6 +64,8 @@ class Columns:
             seq.request_class = workload.request_class[row]
         if workload.adapter is not None:
             seq.adapter = workload.adapter[row]
+        if workload.session_id is not None:
+            seq.session = workload.session_id[row]
 
     def cancel_after(self, row: int) -> float:
         """Seconds from arrival to the client's cancellation; infinite where it never cancels."""
@@ -69,6 +78,17 @@ class Columns:
     def delay(self, row: int) -> float:
         """Seconds between the end of the previous row and the arrival of this one."""
         return 0.0 if self._delay is None else self._delay[row]
+
+    def prompt_ids(self, row: int) -> list[object]:
+        """The keys of `content_spans` that name prompt tokens alone; what they tell of the output is left out."""
+        workload = self.workload
+        if workload.hash_ids is None:
+            return []
+        ids: list[object] = workload.hash_ids.row(row).tolist()
+        if workload.output_hash_ids is not None:
+            ids = ids[: self._prompt[row] // workload.hash_block_size]
+        adapter = None if workload.adapter is None else workload.adapter[row]
+        return ids if adapter is None else [(adapter, key) for key in ids]
 
     def content_spans(self, row: int) -> list[tuple[object, int, int]]:
         """(key, first token, end token) of a row's hash ids, prompt first; empty without ids. Adapters share no

@@ -29,6 +29,7 @@ from sim.network import Crossing, Link, Network, Route
 from sim.pools import Pools
 from sim.replica import Limits, Replica
 from sim.result import RunResult
+from sim.routing import RoutingSettings
 from sim.seeds import Seeds
 from sim.swapping import FabricPort
 from sim.units import array_to_grid, to_grid
@@ -108,6 +109,10 @@ class Scenario:
     admission: str = "always"
     timeline_interval: float | None = None  # units
     client_timeout: float | None = None  # units
+    snapshot_interval: float = 0.0  # units; 0: the router sees live loads
+    count_sent: bool = False
+    event_delay: float = 0.0  # units
+    log_routing: bool = False
 
     @property
     def unit(self) -> float:
@@ -168,6 +173,9 @@ def make_simulation(
         timeline_interval=None if interval is None else interval * unit,
         client_timeout=None if timeout is None else timeout * unit,
         make_pools=make_pools,
+        routing=RoutingSettings(
+            scenario.snapshot_interval * unit, scenario.count_sent, scenario.event_delay * unit, scenario.log_routing
+        ),
     )
 
 
@@ -268,12 +276,21 @@ def make_workload(scenario: Scenario) -> Workload:
         adapter=[f"adapter-{row.adapter}" if row.adapter else None for row in rows],  # type: ignore[misc]
         cancel_after=np.array([np.nan if row.cancel_after is None else row.cancel_after * unit for row in rows]),
         previous=None if loop else previous,
+        session_id=sessions_of(rows),
         delay=array_to_grid(np.array([row.delay * unit for row in rows])),
         hash_ids=ids[0] if ids else None,
         output_hash_ids=ids[1] if ids and scenario.outputs_hashed else None,
         hash_block_size=scenario.hash_block_size,
         closed_loop=ClosedLoop(loop, gaps) if loop else None,
     )
+
+
+def sessions_of(rows: tuple[Row, ...]) -> list[int]:
+    """The row with which the conversation of each row began."""
+    found: list[int] = []
+    for i, row in enumerate(rows):
+        found.append(found[i - row.follows] if row.follows else i)
+    return found
 
 
 def tokens_of(scenario: Scenario) -> tuple[list[list[int]], list[list[int]]]:

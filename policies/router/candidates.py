@@ -1,0 +1,42 @@
+"""Replica indices of the candidates as an array, made anew only when the candidates change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from sim.views import ReplicaView
+
+
+class Candidates:
+    """The candidates of a router's latest decision and the facts of them that never change."""
+
+    def __init__(self) -> None:
+        self._replicas: list[ReplicaView] = []
+        self.indices: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self.prefill_speed: npt.NDArray[np.float64] = np.zeros(0)  # prompt tokens a second
+        self.decode_speed: npt.NDArray[np.float64] = np.zeros(0)  # output tokens a second
+
+    def of(self, replicas: Ordered[ReplicaView]) -> npt.NDArray[np.int64]:
+        """`ReplicaView.index` of each candidate, in their order."""
+        if replicas != self._replicas:
+            self._replicas = list(replicas)
+            self.indices = np.array([replica.index for replica in replicas], dtype=np.int64)
+            self.prefill_speed = np.array([replica.prefill_speed for replica in replicas])
+            self.decode_speed = np.array([replica.decode_speed for replica in replicas])
+        return self.indices
+
+    def position(self, index: int) -> int | None:
+        """Where the replica of this index is among the candidates; None where it is not."""
+        found = np.flatnonzero(self.indices == index)
+        return int(found[0]) if len(found) else None
+
+
+def least(numbers: npt.NDArray[np.generic], among: npt.NDArray[np.bool_]) -> int:
+    """Position of the least number among the marked ones (at least one); ties go to the first."""
+    positions = np.flatnonzero(among)
+    return int(positions[numbers[positions].argmin()])

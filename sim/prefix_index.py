@@ -1,0 +1,75 @@
+"""Which replicas hold which prefix: an integer with one bit a replica for every id of a prefix chain.
+
+A prompt is a chain of ids (one per block of the workload, each standing for everything before it). How far each of
+hundreds of replicas holds a chain is then one dictionary look-up and one `&` an id, however many replicas there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from sim.units import IntArray
+
+FEW = 8  # bits up to which a loop is faster than unpacking all of them
+
+
+class PrefixIndex:
+    """Ids and their holders, for `num_replicas` replicas."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self.num_replicas = num_replicas
+        self._num_bytes = -(-num_replicas // 8)
+        self._holders: dict[object, int] = {}
+
+    def __len__(self) -> int:
+        """Ids that anybody holds."""
+        return len(self._holders)
+
+    def add(self, key: object, replica: int) -> None:
+        """The replica holds this id."""
+        self._holders[key] = self._holders.get(key, 0) | 1 << replica
+
+    def discard(self, key: object, replica: int) -> None:
+        """The replica does not hold this id (any more)."""
+        left = self._holders.get(key, 0) & ~(1 << replica)
+        if left:
+            self._holders[key] = left
+        else:
+            self._holders.pop(key, None)
+
+    def holds(self, key: object, replica: int) -> bool:
+        """Whether the replica holds this id."""
+        return bool(self._holders.get(key, 0) >> replica & 1)
+
+    def leading(self, keys: Sequence[object]) -> IntArray:
+        """How many ids each replica holds from the first one on without a gap; shape (num_replicas,)."""
+        lengths = np.zeros(self.num_replicas, dtype=np.int64)
+        holders = -1  # all
+        find = self._holders.get
+        for length, key in enumerate(keys):
+            still = holders & find(key, 0)
+            if still != holders:
+                if length:
+                    self._assign(lengths, holders & ~still, length)
+                if not still:
+                    return lengths
+                holders = still
+        if keys:
+            self._assign(lengths, holders, len(keys))
+        return lengths
+
+    def _assign(self, lengths: IntArray, replicas: int, length: int) -> None:
+        """Write `length` for the replicas whose bits are set."""
+        if replicas.bit_count() > FEW:
+            packed = np.frombuffer(replicas.to_bytes(self._num_bytes, "little"), dtype=np.uint8)
+            bits = np.unpackbits(packed, bitorder="little", count=self.num_replicas)
+            lengths[bits.view(np.bool_)] = length
+            return
+        while replicas:
+            low = replicas & -replicas
+            lengths[low.bit_length() - 1] = length
+            replicas ^= low
