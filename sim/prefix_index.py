@@ -48,10 +48,12 @@ class PrefixIndex:
     def leading(self, keys: Sequence[object]) -> IntArray:
         """How many ids each replica holds from the first one on without a gap; shape (num_replicas,)."""
         lengths = np.zeros(self.num_replicas, dtype=np.int64)
-        holders = -1  # all
-        find = self._holders.get
-        for length, key in enumerate(keys):
-            still = holders & find(key, 0)
+        holders = latest = -1  # all
+        for length, found in enumerate(map(self._holders.get, keys)):
+            if found == latest:
+                continue
+            latest = found or 0
+            still = holders & latest
             if still != holders:
                 if length:
                     self._assign(lengths, holders & ~still, length)
@@ -60,6 +62,26 @@ class PrefixIndex:
                 holders = still
         if keys:
             self._assign(lengths, holders, len(keys))
+        return lengths
+
+    def leading_closed(self, keys: Sequence[object]) -> IntArray:
+        """The same, where whoever holds an id holds those before it: equal ends of a stretch mean an equal stretch."""
+        lengths = np.zeros(self.num_replicas, dtype=np.int64)
+        find, last = self._holders.get, len(keys) - 1
+        holders, position = find(keys[0], 0) if keys else 0, 0
+        while holders:
+            low, high, step = position, last + 1, 1  # held at low; at high not by all of them any more
+            while low + step < high:
+                if find(keys[low + step], 0) & holders != holders:
+                    high = low + step
+                    break
+                low, step = low + step, 2 * step
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if find(keys[middle], 0) & holders == holders else (low, middle)
+            still = holders & find(keys[high], 0) if high <= last else 0
+            self._assign(lengths, holders & ~still, high)
+            holders, position = still, high
         return lengths
 
     def _assign(self, lengths: IntArray, replicas: int, length: int) -> None:

@@ -196,6 +196,9 @@ class PrefixIndex(Protocol):
     def leading(self, keys: Ordered[object]) -> npt.NDArray[np.int64]:
         """How many ids each replica holds from the first one on without a gap, by replica index."""
 
+    def leading_closed(self, keys: Ordered[object]) -> npt.NDArray[np.int64]:
+        """The same and faster, where whoever holds an id holds those before it."""
+
 
 class RouterSignals(Protocol):
     """What a router may know besides a ClusterView, handed to its method `begin`. Arrays are by `ReplicaView.index`."""

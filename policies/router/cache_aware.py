@@ -47,9 +47,9 @@ class CacheAware:
         """The request goes there."""
 
     def route(self, request: RequestView, cluster: ClusterView, now: float) -> int:
-        indices = self._candidates.of(cluster.replicas)
+        self._candidates.of(cluster.replicas)
         loads = cluster.outstanding_requests
-        self.scores = self.cached_tokens(request)[indices]
+        self.scores = self._candidates.pick(self.cached_tokens(request))
         best = int(self.scores.max())
         if best > self.cache_threshold * request.num_prompt_tokens and not self._is_unequal(loads):
             position = self.owner(request, loads, self.scores == best)
@@ -63,5 +63,8 @@ class CacheAware:
         return least(loads, owners)
 
     def _is_unequal(self, loads: npt.NDArray[np.int64]) -> bool:
-        largest, smallest = int(loads.max()), int(loads.min())
+        largest = int(loads.max())
+        if largest <= self.balance_abs:
+            return False
+        smallest = int(loads.min())
         return largest - smallest > self.balance_abs and largest > self.balance_rel * smallest

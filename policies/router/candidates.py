@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
     from sim.views import ReplicaView
+
+Number = TypeVar("Number", np.int64, np.float64)
 
 
 class Candidates:
@@ -18,6 +20,7 @@ class Candidates:
     def __init__(self) -> None:
         self._replicas: list[ReplicaView] = []
         self.indices: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._first = False  # whether candidate i is replica i
         self.prefill_speed: npt.NDArray[np.float64] = np.zeros(0)  # prompt tokens a second
         self.decode_speed: npt.NDArray[np.float64] = np.zeros(0)  # output tokens a second
 
@@ -26,9 +29,14 @@ class Candidates:
         if replicas != self._replicas:
             self._replicas = list(replicas)
             self.indices = np.array([replica.index for replica in replicas], dtype=np.int64)
+            self._first = self.indices.tolist() == list(range(len(replicas)))
             self.prefill_speed = np.array([replica.prefill_speed for replica in replicas])
             self.decode_speed = np.array([replica.decode_speed for replica in replicas])
         return self.indices
+
+    def pick(self, numbers: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """Numbers by replica index as numbers by candidate; not to be written to."""
+        return numbers[: len(self.indices)] if self._first else numbers[self.indices]
 
     def position(self, index: int) -> int | None:
         """Where the replica of this index is among the candidates; None where it is not."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from math import inf
+from math import ceil, inf
 from typing import TYPE_CHECKING, Literal
 
 from policies.router.candidates import Candidates
@@ -27,7 +27,7 @@ def ring_position(key: object) -> int:
 @dataclass
 class ConsistentHash:
     """`key`: what is hashed; a request without one goes to the fewest outstanding requests. `bound`: most outstanding
-    requests of a replica, as a multiple of the mean with the new request counted; null: no bound.
+    requests of a replica, as a multiple of the mean with the new request counted, rounded up; null: no bound.
     """
 
     key: Literal["session", "tenant", "prefix"] = "session"
@@ -54,7 +54,7 @@ class ConsistentHash:
             return int(cluster.outstanding_requests.argmin())
         self._build(cluster)
         loads = cluster.outstanding_requests
-        most = inf if self.bound is None else self.bound * (int(loads.sum()) + 1) / len(loads)
+        most = inf if self.bound is None else ceil(self.bound * (int(loads.sum()) + 1) / len(loads))
         first = bisect_left(self._ring, (ring_position(key), 0)) % len(self._ring)
         home = self._ring[first][1]
         if loads[home] + 1 <= most:

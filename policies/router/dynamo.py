@@ -56,7 +56,7 @@ class Dynamo:
 
     def route(self, request: RequestView, cluster: ClusterView, now: float) -> int:
         indices = self._candidates.of(cluster.replicas)
-        self.scores = self._costs(request, cluster, indices)
+        self.scores = self._costs(request, cluster)
         position = self._draw(self.scores)
         if self.prefix_source == "approximate":
             self._prefixes.sent(request, cluster.replicas[position])
@@ -66,12 +66,13 @@ class Dynamo:
     def ended(self, request: RequestView, replica_index: int) -> None:
         self._active.ended(request, replica_index)
 
-    def _costs(self, request: RequestView, cluster: ClusterView, indices: npt.NDArray[np.int64]) -> Numbers:
+    def _costs(self, request: RequestView, cluster: ClusterView) -> Numbers:
+        pick = self._candidates.pick
         precise = self.prefix_source == "precise"
         cached = self._signals.cached_tokens(request) if precise else self._prefixes.tokens(request)
-        prompts = self._signals.prefill_tokens[indices] + request.num_prompt_tokens
-        prefill = np.maximum(0.0, (prompts - self.overlap_credit * cached[indices]) / self.block_size)
-        decode = self._active.tokens_with(request)[indices] / self.block_size
+        prompts = pick(self._signals.prefill_tokens) + request.num_prompt_tokens
+        prefill = np.maximum(0.0, (prompts - self.overlap_credit * pick(cached)) / self.block_size)
+        decode = pick(self._active.tokens_with(request)) / self.block_size
         costs: Numbers = self.prefill_scale * prefill + decode + self.request_weight * cluster.outstanding_requests
         return costs
 
@@ -103,7 +104,7 @@ class ActiveBlocks:
 
     def tokens_with(self, request: RequestView) -> npt.NDArray[np.int64]:
         """By replica index, as if the request were there."""
-        shared = self._index.leading(self._signals.prefix(request)) * self._signals.block_size
+        shared = self._index.leading_closed(self._signals.prefix(request)) * self._signals.block_size
         alone: npt.NDArray[np.int64] = np.maximum(0, request.num_prompt_tokens - shared)
         return self._tokens + alone
 

@@ -36,7 +36,7 @@ class LeastPredictedWork:
         predicted = request.predicted_output_tokens
         output = request.max_output_tokens if predicted is None else predicted
         seconds = request.num_prompt_tokens / self._candidates.prefill_speed + output / self._candidates.decode_speed
-        self.scores = self._work[indices] * 1e-9 + seconds
+        self.scores = self._candidates.pick(self._work) * 1e-9 + seconds
         position = int(self.scores.argmin())
         self._sent[request.row] = round(float(seconds[position]) * 1e9)
         self._work[indices[position]] += self._sent[request.row]

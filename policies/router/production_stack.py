@@ -46,13 +46,13 @@ class ProductionStack:
 
     def route(self, request: RequestView, cluster: ClusterView, now: float) -> int:
         indices = self._candidates.of(cluster.replicas)
-        self.scores = self._prefixes.tokens(request)[indices]
+        self.scores = self._candidates.pick(self._prefixes.tokens(request))
         best = int(self.scores.max())
         if best > self.min_match_tokens:
             owners = np.flatnonzero(self.scores == best)
             position = int(owners[self.rng.integers(len(owners))])
         else:
-            position = int(self._recent(now)[indices].argmin())
+            position = int(self._candidates.pick(self._recent(now)).argmin())
         self._sent.append((now, int(indices[position])))
         self._counts[indices[position]] += 1
         self._prefixes.sent(request, cluster.replicas[position])

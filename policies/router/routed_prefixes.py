@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence as Ordered
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+import numpy as np
+import numpy.typing as npt
 
+if TYPE_CHECKING:
     from sim.views import PrefixIndex, ReplicaView, RequestView, RouterSignals
 
 
@@ -23,33 +24,98 @@ class RoutedPrefixes:
         self._signals = signals
         self._capacity = capacity
         self._index: PrefixIndex = signals.make_index()
-        self._recent: dict[int, dict[object, None]] = {}  # ids by replica index, least recently sent first
+        self._trees: dict[int, PromptTree] = {}  # by replica index
 
     def tokens(self, request: RequestView) -> npt.NDArray[np.int64]:
         """Leading prompt tokens that each replica is believed to cache, by replica index."""
-        found: npt.NDArray[np.int64] = self._index.leading(self._signals.prefix(request)) * self._signals.block_size
-        return found.clip(max=request.num_prompt_tokens)
+        found: npt.NDArray[np.int64] = self._index.leading_closed(self._signals.prefix(request))
+        found *= self._signals.block_size
+        return np.minimum(found, request.num_prompt_tokens)
 
     def sent(self, request: RequestView, replica: ReplicaView) -> None:
         """The request goes to the replica."""
         ids = self._signals.prefix(request)
-        if ids:
-            self._remember(ids, replica)
-
-    def _remember(self, ids: Ordered[object], replica: ReplicaView) -> None:
-        recent, add, index = self._recent.setdefault(replica.index, {}), self._index.add, replica.index
-        for key in reversed(ids):  # so that the beginning is the most recent
-            if recent.pop(key, self) is self:
-                add(key, index)
-            recent[key] = None
-        excess = len(recent) - self._num_ids(replica)
-        while excess > 0:
-            oldest = next(iter(recent))
-            del recent[oldest]
-            self._index.discard(oldest, index)
-            excess -= 1
+        if not ids:
+            return
+        tree = self._trees.get(replica.index)
+        if tree is None:
+            tree = self._trees[replica.index] = PromptTree(self._num_ids(replica))
+        for key in tree.remember(ids):
+            self._index.add(key, replica.index)
+        for key in tree.forget():
+            self._index.discard(key, replica.index)
 
     def _num_ids(self, replica: ReplicaView) -> int:
         """Ids that fit the capacity."""
         tokens = replica.num_kv_blocks * replica.kv_block_size if self._capacity is None else self._capacity
         return tokens // self._signals.block_size
+
+
+class Stretch:
+    """Ids that follow each other in all prompts that have them, after those of `parent`."""
+
+    __slots__ = ("ids", "parent")
+
+    def __init__(self, ids: list[object], parent: Stretch | None) -> None:
+        self.ids = ids
+        self.parent = parent
+
+
+class PromptTree:
+    """The ids of prompts, as stretches between branches, in order of their latest use; at most `capacity` ids.
+
+    A prompt of hundreds of ids is a handful of stretches, and using it again costs as many operations.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._stretch_of: dict[object, Stretch] = {}
+        self._recent: dict[Stretch, None] = {}  # least recently used first: a parent always after its children
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._stretch_of
+
+    def __len__(self) -> int:
+        """Ids remembered."""
+        return len(self._stretch_of)
+
+    def remember(self, ids: Ordered[object]) -> Ordered[object]:
+        """A prompt is used; return those of its ids that are new."""
+        of = self._stretch_of
+        known = bisect_left(ids, True, key=lambda key: key not in of)  # an id is known only with those before it
+        stretch = self._ending_with(ids[known - 1]) if known else None
+        new = ids[known:]
+        if new:
+            stretch = Stretch(list(new), stretch)
+            of.update(dict.fromkeys(new, stretch))
+        while stretch is not None:
+            self._recent.pop(stretch, None)
+            self._recent[stretch] = None
+            stretch = stretch.parent
+        return new
+
+    def _ending_with(self, key: object) -> Stretch:
+        """The stretch that ends with this id; it is cut off one that goes on."""
+        lower = self._stretch_of[key]
+        if lower.ids[-1] == key:
+            return lower
+        cut = lower.ids.index(key) + 1
+        upper = Stretch(lower.ids[:cut], lower.parent)
+        lower.ids, lower.parent = lower.ids[cut:], upper
+        self._stretch_of.update(dict.fromkeys(upper.ids, upper))
+        return upper
+
+    def forget(self) -> list[object]:
+        """Drop what exceeds the capacity, and return it: of the stretch used least recently first the end."""
+        dropped: list[object] = []
+        while len(self._stretch_of) > self.capacity:
+            oldest = next(iter(self._recent))
+            keep = max(0, len(oldest.ids) - (len(self._stretch_of) - self.capacity))
+            for key in oldest.ids[keep:]:
+                if self._stretch_of.get(key) is oldest:  # else the ids of the trace are no chain
+                    del self._stretch_of[key]
+                    dropped.append(key)
+            del oldest.ids[keep:]
+            if not keep:
+                del self._recent[oldest]
+        return dropped

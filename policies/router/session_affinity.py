@@ -34,7 +34,7 @@ class SessionAffinity:
 
     def _home(self, request: RequestView, cluster: ClusterView, now: float) -> int | None:
         index, latest = self._homes.get(request.session, (-1, now))
-        if now - latest > self.idle_timeout:
+        if index < 0 or now - latest > self.idle_timeout:
             return None
         if 0 <= index < len(cluster.replicas) and cluster.replicas[index].index == index:
             return index

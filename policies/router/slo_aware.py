@@ -41,10 +41,11 @@ class SloAware:
         self._prefixes = RoutedPrefixes(signals, None)
 
     def route(self, request: RequestView, cluster: ClusterView, now: float) -> int:
-        indices = self._candidates.of(cluster.replicas)
+        self._candidates.of(cluster.replicas)
+        pick = self._candidates.pick
         precise = self.prefix_source == "precise"
-        cached = (self._signals.cached_tokens(request) if precise else self._prefixes.tokens(request))[indices]
-        tokens = self._signals.prefill_tokens[indices] + request.num_prompt_tokens - cached
+        cached = pick(self._signals.cached_tokens(request) if precise else self._prefixes.tokens(request))
+        tokens = pick(self._signals.prefill_tokens) + request.num_prompt_tokens - cached
         self.scores = tokens / self._candidates.prefill_speed
         in_time = now - request.arrival_time + self.scores <= self.ttft
         if in_time.any():

@@ -34,9 +34,10 @@ class VllmDp:
         self._signals = signals
 
     def route(self, request: RequestView, cluster: ClusterView, now: float) -> int:
-        indices = self._candidates.of(cluster.replicas)
-        pressure = PRESSURE * np.maximum(0.0, self._signals.kv_usage[indices] - HALF)
-        self.scores = cluster.outstanding_requests + self._signals.num_waiting[indices] * pressure
-        start = self._turn % len(indices)
+        self._candidates.of(cluster.replicas)
+        pick = self._candidates.pick
+        pressure = PRESSURE * np.maximum(0.0, pick(self._signals.kv_usage) - HALF)
+        self.scores = cluster.outstanding_requests + pick(self._signals.num_waiting) * pressure
+        start = self._turn % len(self.scores)
         self._turn = start + 1
-        return (start + int(np.roll(self.scores, -start).argmin())) % len(indices)
+        return (start + int(np.roll(self.scores, -start).argmin())) % len(self.scores)

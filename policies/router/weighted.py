@@ -68,15 +68,15 @@ class Weighted:
     def _total(self, request: RequestView, cluster: ClusterView, indices: npt.NDArray[np.int64]) -> Scores:
         total = np.zeros(len(indices))
         if self.queue:
-            total += self.queue * spread(self._signals.num_waiting[indices])
+            total += self.queue * spread(self._candidates.pick(self._signals.num_waiting))
         if self.kv:
-            total += self.kv * (1.0 - self._signals.kv_usage[indices])
+            total += self.kv * (1.0 - self._candidates.pick(self._signals.kv_usage))
         if self.load:
             total += self.load * share_below(cluster.outstanding_requests)
         if self.prefix:
             precise = self.prefix_source == "precise"
             cached = self._signals.cached_tokens(request) if precise else self._prefixes.tokens(request)
-            total += self.prefix * (cached[indices] / request.num_prompt_tokens)
+            total += self.prefix * (self._candidates.pick(cached) / request.num_prompt_tokens)
         if self.session and request.session is not None:
             total += self.session * (indices == self._homes.get(request.session, -1))
         return total

@@ -45,6 +45,7 @@ class Case:
     replicas: int
     workload: dict[str, Any]
     goal: float | None = None  # scaled seconds of simulation
+    router: str = "least_outstanding_requests"
     runs: int = 3
     part: int = 4000  # requests of the comparison with stepping
 
@@ -72,7 +73,7 @@ class Case:
             "kv_cache": {"prefix_caching": True},
             "cost_model": {"kind": "roofline"},
         }
-        cluster = {"pools": [pool], "router": {"policy": "least_outstanding_requests"}}
+        cluster = {"pools": [pool], "router": {"policy": self.router}}
         return {"name": self.name, "workload": self.workload, "cluster": cluster}
 
 
@@ -90,11 +91,26 @@ CASES = [
     Case("B1", "Azure chat hour", 4, {"trace": str(AZURE)}, goal=2.0),
     Case("B2", "Poisson 256/s, 512 in, 256 out", 32, poisson(100_000, 32), goal=8.0),
     Case("B3", "Mooncake conversations, prefix caching", 8, {"trace": str(MOONCAKE)}, goal=6.0, part=1500),
+    Case(
+        "B3-prefix",
+        "the same, prefix_precise",
+        8,
+        {"trace": str(MOONCAKE)},
+        goal=8.0,
+        router="prefix_precise",
+        part=1500,
+    ),
     Case("B4", "Poisson 2,048/s, 512 in, 256 out", 256, poisson(1_000_000, 256), goal=120.0, runs=1, part=10_000),
 ]
 FLAT = [(32, 10_000), (32, 100_000), (32, 1_000_000), (4, 100_000), (256, 100_000)]
 PRESETS = sorted(path.stem for path in (ROOT / "policies" / "presets").glob("*.yaml"))
 EXTRAS = ("startup", "flat", "presets", "router")
+ROUTER_GOALS = {
+    "least_outstanding_requests": "5",
+    "least_outstanding_tokens": "5",
+    "prefix_approximate": "50",
+    "prefix_precise": "50",
+}
 
 
 @dataclass
@@ -174,20 +190,29 @@ def measure_ratio(experiment: dict[str, Any], started: float) -> dict[str, Any]:
     return {"requests": fast.requests, "ratio": slow.scaled / fast.scaled, "same_bytes": same}
 
 
-def measure_router(experiment: dict[str, Any], decisions: int = 20_000) -> dict[str, Any]:
-    """Microseconds of one routing decision, over loads that change between decisions."""
+def measure_routers(experiment: dict[str, Any], decisions: int = 3000) -> dict[str, Any]:
+    """Microseconds of a decision of every router, once the experiment has run: with full caches and books."""
+    from policies.router import ROUTERS
+
+    before = timeout_rate()
+    found = {name: measure_router(experiment, name, decisions) for name in ROUTERS}
+    return {"microseconds": found, "timeout_rate": (before + timeout_rate()) / 2}
+
+
+def measure_router(experiment: dict[str, Any], name: str, decisions: int) -> float:
+    """Microseconds of CPU of one decision, over loads that change, for the requests of the workload in turn."""
     from sim.config import experiment_from_values
     from sim.experiment import RunOptions, prepare
 
-    simulation = prepare(experiment_from_values(experiment, ROOT), RunOptions())
-    cluster, seq = simulation.cluster, simulation.columns.sequence(0, 0.0)
-    before = timeout_rate()
+    values = {**experiment, "cluster": {**experiment["cluster"], "router": {"policy": name}}}
+    simulation = prepare(experiment_from_values(values, ROOT), RunOptions())
+    simulation.run()
+    cluster, columns, now = simulation.cluster, simulation.columns, simulation.clock.now
+    asked = [columns.sequence(row % len(simulation.workload), now) for row in range(decisions)]
     started = time.process_time()
-    for _ in range(decisions):
-        cluster.outstanding_requests[cluster.router.route(seq, cluster, 0.0)] += 1
-    seconds = time.process_time() - started
-    rate = (before + timeout_rate()) / 2
-    return {"replicas": len(cluster.replicas), "microseconds": seconds / decisions * 1e6, "timeout_rate": rate}
+    for seq in asked:
+        cluster.outstanding_requests[cluster.routing.choose(seq, cluster, now)] += 1
+    return (time.process_time() - started) / decisions * 1e6
 
 
 def child(job: dict[str, Any]) -> dict[str, Any]:
@@ -197,7 +222,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
     if job["what"] == "preset":
         return measure_preset(job["experiment"], job["started"])
     if job["what"] == "router":
-        return measure_router(job["experiment"])
+        return measure_routers(job["experiment"])
     measurement, _ = measure(job["experiment"], job["started"])
     return asdict(measurement)
 
@@ -314,11 +339,26 @@ def preset_rows(fast: bool) -> list[dict[str, str]]:
     ]
 
 
-def router_rows() -> list[dict[str, str]]:
-    """One decision of least_outstanding_requests among 256 replicas."""
-    got = spawn("router", Case("router", "router", 256, poisson(10, 256)).experiment(), "router")
-    scaled = got["microseconds"] * got["timeout_rate"] / REFERENCE_RATE
-    return [{"replicas": f"{got['replicas']}", "scaled us a decision": f"{scaled:.2f}"}]
+def router_rows(fast: bool) -> list[dict[str, str]]:
+    """One decision of every router among 256 replicas: prompts of 8,512 tokens in 133 ids, 125 of them shared."""
+    workload = {
+        **poisson(200 if fast else 3000, 256),
+        "prompt_tokens": {"distribution": "fixed", "value": 512},
+        "output_tokens": {"distribution": "fixed", "value": 64},
+        "prefix": {"groups": 64, "tokens": 8000, "zipf": 1.0},
+        "hash_block_size": 64,
+    }
+    got = spawn("router", Case("router", "router", 256, workload).experiment(), "router")
+    scale = got["timeout_rate"] / REFERENCE_RATE
+    return [
+        {
+            "router": name,
+            "replicas": "256",
+            "scaled us a decision": f"{microseconds * scale:.2f}",
+            "goal us": ROUTER_GOALS.get(name, "-"),
+        }
+        for name, microseconds in got["microseconds"].items()
+    ]
 
 
 def startup_rows(runs: int) -> list[dict[str, str]]:
@@ -376,7 +416,7 @@ def tables(wanted: Iterable[str], cases: Sequence[Case], fast: bool, with_ratio:
     if "presets" in names:
         found.append(table("Presets", preset_rows(fast)))
     if "router" in names:
-        found.append(table("Router", router_rows()))
+        found.append(table("Router", router_rows(fast)))
     return [text for text in found if text]
 
 
