@@ -390,6 +390,8 @@ class Replica:
         if self.inbox is not None:
             self.inbox.admit(now)
         self.scheduler.schedule(builder)
+        if self.swapped and not self.running and not builder.num_preempted:
+            builder.resume_swapped()  # whatever the scheduler thinks of, an idle replica takes them back
         builder.finish()
         self._refused = builder.stays_refused
         self._ask_again = builder.again

@@ -28,13 +28,15 @@ def ring_position(key: object) -> int:
 class ConsistentHash:
     """`key`: what is hashed; a request without one goes to the fewest outstanding requests. `bound`: most outstanding
     requests of a replica, as a multiple of the mean with the new request counted, rounded up; null: no bound.
+    `prefix_tokens`: that key `prefix` looks at, rounded up to whole prefix ids. `overflow`: who
+    takes what is beyond the bound. `virtual_nodes`: points of a replica on the ring.
     """
 
     key: Literal["session", "tenant", "prefix"] = "session"
-    prefix_tokens: int = 256  # that key `prefix` looks at, rounded up to whole prefix ids of the workload
+    prefix_tokens: int = 256
     bound: float | None = 1.25
     overflow: Literal["clockwise", "least_loaded"] = "clockwise"
-    virtual_nodes: int = 160  # points of a replica on the ring
+    virtual_nodes: int = 160
     _signals: RouterSignals | None = field(default=None, init=False, repr=False)
     _candidates: Candidates = field(default_factory=Candidates, init=False, repr=False)
     _ring: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False)  # (point, position)

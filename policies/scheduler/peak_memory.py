@@ -33,7 +33,7 @@ class PeakMemory:
 
     def schedule(self, batch: BatchBuilder) -> None:
         batch.add_running(NO_CAP)
-        if batch.num_preempted or not batch.num_waiting:
+        if batch.num_preempted or not (batch.num_waiting or batch.num_swapped):
             return
         pool = batch.num_usable_blocks * batch.block_size
         members = [need(seq, computed) for seq, (_, _, computed) in zip(batch.running(), batch.progress(), strict=True)]

@@ -136,9 +136,9 @@ def describe(kind: str, name: str, cls: Callable[..., Any]) -> dict[str, Any]:
 
 
 def meaning(cls: Any, name: str) -> str:
-    """What the docstring of a policy, or of a policy that it extends, says of a parameter, with its unit."""
-    for base in cls.__mro__ if isinstance(cls, type) else ():
-        text = " ".join((vars(base).get("__doc__") or "").split())
+    """What the docstring of a policy or its module, or of one that it extends, says of a parameter, with its unit."""
+    for base in cls.__mro__[:-1] if isinstance(cls, type) else ():
+        text = " ".join(f"{vars(base).get('__doc__') or ''} {inspect.getdoc(inspect.getmodule(base)) or ''}".split())
         for pattern in (rf"`{name}`: ([^.]*(?:\.\S[^.]*)*)\.(?: |$)", rf"([^.]*`{name}`[^.]*(?:\.\S[^.]*)*)\.(?: |$)"):
             if found := re.search(pattern, text):
                 return found[1].strip()
