@@ -1,4 +1,4 @@
-"""`servesim report`: the HTML page of a finished run."""
+"""`servesim report`: the HTML page of a finished run, sweep, comparison or plan, and its figures as files."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from typing import Annotated
 
 import typer
 
-from sim.errors import InputError
-
 
 def command(
-    directory: Annotated[Path, typer.Argument(help="The output directory of a run.", metavar="DIR")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The page; default DIR/report.html.")] = None,
+    directory: Annotated[
+        Path, typer.Argument(help="The output directory of a run, sweep, comparison or plan.", metavar="DIR")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="The page; default DIR/report.html.", metavar="FILE.html")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Write every figure as SVG, PNG and CSV into this folder.", metavar="DIR")
+    ] = None,
 ) -> None:
     """Write one self-contained HTML page (no network, no server)."""
-    if not (directory / "summary.json").is_file():
-        raise InputError(f"{directory}: is not the output directory of a run (it has no summary.json)")
-    from sim.report import write_report
+    from sim.report import write_figures, write_report
 
     print(write_report(directory, out))
+    if figures is not None:
+        for path in write_figures(directory, figures):
+            print(path)

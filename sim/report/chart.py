@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,23 +14,30 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from sim.measured import BoolArray
     from sim.units import FloatArray
 
 # Points of a distribution curve: dense towards the tail, where p99 and p99.9 are read.
 CDF_SHARES = np.unique(np.concatenate([np.linspace(0, 1, 241), np.linspace(0.95, 1, 101), np.linspace(0.995, 1, 51)]))
 MAX_POINTS = 240  # of a curve over time
+_STRENGTHS = 10  # of the colour of a cell
+_STRONGEST = 0.6  # text on it stays readable
 _LOG_RANGE = 30.0  # largest / smallest value from which on an axis is logarithmic
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure with its words: title, caption (what it shows), alt (what a reader who cannot see it is told)."""
+    """A figure with its words: title, caption (what it shows), alt (what a reader who cannot see it is told).
+
+    `data`: the columns that were drawn, where they are not to be read off lines and bars of the figure.
+    """
 
     name: str
     title: str
     caption: str
     alt: str
     figure: Figure
+    data: Mapping[str, Sequence[Any]] | None = None
 
 
 def time_unit(end: float) -> tuple[float, str]:
@@ -85,6 +92,46 @@ def share_axis(axes: Axes) -> None:
 def cdf(axes: Axes, values: FloatArray, color: str, label: str | None = None, style: str = "-") -> None:
     """Cumulative distribution as a thinned curve."""
     axes.plot(np.quantile(values, CDF_SHARES), CDF_SHARES, style, color=color, label=label)
+
+
+def rectangles(
+    axes: Axes, left: FloatArray, bottom: FloatArray, width: FloatArray, height: float, color: str, alpha: float = 1.0,
+    label: str | None = None,
+) -> None:  # fmt: skip
+    """Many rectangles of one colour as one collection."""
+    from matplotlib.collections import PolyCollection
+
+    right, top = left + width, bottom + height
+    corners = np.stack([left, bottom, left, top, right, top, right, bottom], axis=-1).reshape(-1, 4, 2)
+    axes.add_collection(PolyCollection(list(corners), facecolors=color, alpha=alpha, linewidths=0, label=label))
+
+
+def heat(axes: Axes, grid: FloatArray, low: float, high: float, color: str, gap: float = 0.0) -> None:
+    """A grid of cells (row 0 at the bottom, cell i from i to i + 1), the stronger the colour the nearer to `high`.
+
+    Drawn in a few strengths, which a page needs far less room for. Cells that are nan stay empty.
+    """
+    share = np.clip((grid - low) / (high - low if high > low else 1.0), 0.0, 1.0)
+    level = np.where(np.isnan(grid), -1, np.round(share * _STRENGTHS)).astype(np.int64)
+    for number in range(1, _STRENGTHS + 1):
+        row, first, last = _runs(level == number) if gap == 0 else _cells(level == number)
+        if len(row):
+            width = last - first - gap
+            rectangles(axes, first + gap / 2, row + gap / 2, width, 1.0 - gap, color, _STRONGEST * number / _STRENGTHS)
+    axes.set(xlim=(0, grid.shape[1]), ylim=(0, grid.shape[0]))
+    axes.grid(False)
+
+
+def _cells(mask: BoolArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    row, column = (places.astype(np.float64) for places in np.nonzero(mask))
+    return row, column, column + np.float64(1.0)
+
+
+def _runs(mask: BoolArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Row, first and last + 1 column of the neighbours in a row that are all set: one rectangle, no seams."""
+    edges = np.diff(np.pad(mask.astype(np.int8), ((0, 0), (1, 1))), axis=1)
+    row, first = np.nonzero(edges == 1)
+    return row.astype(np.float64), first.astype(np.float64), np.nonzero(edges == -1)[1].astype(np.float64)
 
 
 def say_empty(axes: Axes, why: str) -> None:

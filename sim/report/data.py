@@ -29,7 +29,9 @@ _COLUMNS = (
     "finish_time",
     "num_prompt_tokens",
     "num_output_tokens",
+    "num_cached_tokens",
     "num_preemptions",
+    "prefill_replica",
     "ttft",
     "tpot",
     "e2e",
@@ -37,6 +39,7 @@ _COLUMNS = (
     *PARTS,
     "interference_duration",
 )
+_STEP_COLUMNS = ("replica", "start_time", "duration", "num_prefill_tokens", "num_decode_sequences")
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class RunData:
     config: dict[str, Any]
     requests: pd.DataFrame
     timeline: pd.DataFrame | None
+    steps: pd.DataFrame | None  # of --step-log
     run: dict[str, Any]  # run.json; empty when it is not there
     counted: BoolArray
     finished: BoolArray
@@ -66,17 +70,18 @@ def load(directory: Path) -> RunData:
     """Read a run. `InputError` when the folder is none, or a file of it is missing or damaged."""
     if not directory.is_dir():
         raise InputError(f"{directory}: no such directory; give the output directory of `servesim run`")
-    summary, config = _read_json(directory / "summary.json"), _read_yaml(directory / "config.yaml")
-    requests = _read_parquet(directory / "requests.parquet", list(_COLUMNS))
+    summary, config = read_json(directory / "summary.json"), read_yaml(directory / "config.yaml")
+    requests = read_parquet(directory / "requests.parquet", list(_COLUMNS))
     arrival = np.asarray(requests["arrival_time"], dtype=np.float64)
     counted = ~np.isnan(arrival) & ~warmup_mask(arrival, _metrics_section(config))
-    timeline = directory / "timeline.parquet"
+    timeline, steps = directory / "timeline.parquet", directory / "steps.parquet"
     return RunData(
         summary=summary,
         config=config,
         requests=requests,
-        timeline=_read_parquet(timeline, None) if timeline.exists() else None,
-        run=_read_json(directory / "run.json") if (directory / "run.json").exists() else {},
+        timeline=read_parquet(timeline, None) if timeline.exists() else None,
+        steps=read_parquet(steps, list(_STEP_COLUMNS)) if steps.exists() else None,
+        run=read_json(directory / "run.json") if (directory / "run.json").exists() else {},
         counted=counted,
         finished=counted & np.asarray(requests["status"] == "finished", dtype=bool),
         objectives=read_slo(config.get("slo")),
@@ -87,7 +92,8 @@ def _metrics_section(config: dict[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(metrics=SimpleNamespace(**(config.get("metrics") or {})))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. `InputError` names the file and the line."""
     try:
         value = json.loads(_text(path))
     except json.JSONDecodeError as error:
@@ -97,7 +103,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping. `InputError` names the file."""
     import yaml
 
     try:
@@ -118,7 +125,8 @@ def _text(path: Path) -> str:
         raise InputError(f"{path}: cannot be read ({error})") from None
 
 
-def _read_parquet(path: Path, columns: list[str] | None) -> pd.DataFrame:
+def read_parquet(path: Path, columns: list[str] | None) -> pd.DataFrame:
+    """A table with these columns (all of them: None). `InputError` names the file and what is missing."""
     import pandas as pd
     import pyarrow as pa
     import pyarrow.parquet as pq

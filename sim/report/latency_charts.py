@@ -38,11 +38,12 @@ PART_NAMES = {
     "decode_duration": "decode",
     "preempted_duration": "preempted",
     "client_latency": "network and client",
+    "interference_duration": "prefills of others in decode steps",
 }
 PART_COLORS = dict(
     zip(
-        PARTS,
-        (theme.MUTED, theme.ORANGE, theme.SKY, theme.PURPLE, theme.BLUE, theme.RED, theme.GREEN),
+        (*PARTS, "interference_duration"),
+        (theme.MUTED, theme.ORANGE, theme.SKY, theme.PURPLE, theme.BLUE, theme.RED, theme.GREEN, theme.AMBER),
         strict=True,
     )
 )
@@ -159,7 +160,9 @@ def cohorts(run: RunData, metric: str) -> list[tuple[str, IntArray]]:
 def parts_of(run: RunData, metric: str, rows: IntArray) -> dict[str, float]:
     """Mean seconds of each part of the metric over these rows; parts that are zero everywhere are left out."""
     if metric == "e2e":
-        means = {part: float(run.column(part)[rows].mean()) for part in PARTS}
+        parts = (*PARTS[:5], "interference_duration", *PARTS[5:])
+        means = {part: float(run.column(part)[rows].mean()) for part in parts}
+        means["decode_duration"] -= means["interference_duration"]
     else:
         before = ("admission_delay", "waiting_duration", "prefill_duration", "client_latency")
         means = {part: float(run.column(part)[rows].mean()) for part in before}

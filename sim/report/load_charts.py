@@ -90,6 +90,27 @@ def replicas(run: RunData) -> Chart:
     return Chart("replicas", "Utilisation by replica", caption, alt, figure)
 
 
+def prefix_hits(run: RunData) -> Chart | None:
+    """Share of prompt tokens found in the prefix cache, by arrival; None where hits are unknown or there are none."""
+    if not run.summary["prefix_cache"]["num_hit_tokens"]:
+        return None
+    edges, factor, unit = _bins(run)
+    came = run.counted & ~np.isnan(run.column("first_token_time"))
+    arrival, prompt = run.column("arrival_time")[came], run.column("num_prompt_tokens")[came]
+    asked = np.histogram(arrival, edges, weights=prompt)[0]
+    found = np.histogram(arrival, edges, weights=run.column("num_cached_tokens")[came])[0]
+    figure, (axes,) = theme.new_figure(2.4)
+    share = np.where(asked > 0, found / np.maximum(asked, 1.0), np.nan)
+    axes.stairs(share, edges / factor, color=theme.GREEN, linewidth=1.5, baseline=None)
+    share_axis(axes)
+    axes.set_ylabel("prompt tokens found cached")
+    label_time(axes, unit)
+    cache = run.summary["prefix_cache"]
+    alt = f"{text.percent(cache['hit_rate'])} of the prompt tokens that were looked up were cached"
+    caption = f"By arrival, in bins of {text.seconds(edges[1] - edges[0])}. A cache that starts cold rises."
+    return Chart("prefix_hits", "Prefix cache hits", caption, alt, figure)
+
+
 def _ended_well(run: RunData) -> BoolArray:
     return np.asarray(run.requests["status"] == "finished", dtype=bool)
 

@@ -1,32 +1,33 @@
-"""Writes the report of a run: one HTML file that needs no network, no server and no script."""
+"""Writes the report of a run, a sweep, a comparison or a plan: one HTML file that needs no network and no server."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sim.errors import InputError
-from sim.report import content, theme
-from sim.report.data import RunData, load
+from sim.report import theme
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sim.report.chart import Chart
+    from sim.report.document import Document
 
 
 def write_report(directory: Path, out: Path | None = None) -> Path:
-    """Write the report of the run in `directory` to `out` (default: report.html in it) and return its path.
+    """Write the report of what is in `directory` to `out` (default: report.html in it) and return its path.
 
-    `directory` holds summary.json, requests.parquet, config.yaml and, with --timeline, timeline.parquet.
-    Raises `InputError` when one is missing or damaged, or `out` cannot be written.
+    `directory` is what `servesim run`, `sweep`, `compare` or `plan` wrote. Raises `InputError` when a file of it is
+    missing or damaged, or `out` cannot be written.
     """
     target = Path(out) if out is not None else Path(directory) / "report.html"
-    run = load(Path(directory))
+    page = read(Path(directory))
     if not target.parent.is_dir():
         raise InputError(f"{target}: cannot be written (no directory {target.parent})")
-    html = render(run)
+    html = render(page)
     temporary = target.with_name(f".{target.name}.tmp")
     try:
         temporary.write_text(html, encoding="utf-8", newline="\n")
@@ -38,11 +39,39 @@ def write_report(directory: Path, out: Path | None = None) -> Path:
 
 def figures(directory: Path) -> dict[str, Figure]:
     """The figures of the report by name, as Matplotlib figures in the light palette, for notebooks and papers."""
-    return {chart.name: chart.figure for chart in _charts(load(Path(directory)))}
+    return {chart.name: chart.figure for chart in read(Path(directory)).charts}
 
 
-def render(run: RunData) -> str:
-    """The HTML of a run's report; equal runs give equal bytes."""
+def read(directory: Path) -> Document:
+    """The page about what is in `directory`, told apart by its files. `InputError` when it is none of the four."""
+    import matplotlib
+
+    if not directory.is_dir():
+        raise InputError(f"{directory}: no such directory; give the output directory of `servesim run`")
+    make = next((make for name, make in _kinds().items() if (directory / name).is_file()), None)
+    if make is None:
+        raise InputError(
+            f"{directory}: is not the output directory of a run, a sweep, a comparison or a plan (it has no summary.json, "
+            "results.parquet, compare.json or plan.json)"
+        )
+    with matplotlib.rc_context(theme.RC):
+        return make(directory)
+
+
+def _kinds() -> dict[str, Callable[[Path], Document]]:
+    """What makes the page, by the file that tells the kind of a folder."""
+    from sim.report import compare_page, plan_page, run_page, sweep_page
+
+    return {
+        "plan.json": plan_page.document,
+        "compare.json": compare_page.document,
+        "results.parquet": sweep_page.document,
+        "summary.json": run_page.document,
+    }
+
+
+def render(page: Document) -> str:
+    """The HTML of a page; equal pages give equal bytes."""
     import jinja2
     from markupsafe import Markup
 
@@ -53,31 +82,20 @@ def render(run: RunData) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    charts: list[dict[str, Any]] = [
-        {
-            "name": c.name,
-            "title": c.title,
-            "caption": c.caption,
-            "alt": c.alt,
-            "svg": Markup(theme.to_svg(c.figure, c.name)),
-        }
-        for c in _charts(run)
-    ]
-    return environment.get_template("page.html").render(charts=charts, **content.of(run))
+    script = environment.get_template("sort.js").render()
+
+    def svg(chart: Chart) -> Markup:
+        return Markup(theme.to_svg(chart.figure, chart.name))
+
+    html = environment.get_template("page.html").render(
+        page=page, svg=svg, script=Markup(script), script_hash=_content_hash(script)
+    )
+    return html.lstrip()
 
 
-def _charts(run: RunData) -> list[Chart]:
-    import matplotlib
+def _content_hash(script: str) -> str:
+    """What a Content-Security-Policy lets this one script run by."""
+    import base64
+    import hashlib
 
-    from sim.report import latency_charts, load_charts
-
-    with matplotlib.rc_context(theme.RC):
-        return [
-            latency_charts.latency_cdf(run),
-            latency_charts.latency_over_time(run),
-            latency_charts.slowest(run),
-            load_charts.state(run),
-            load_charts.load(run),
-            latency_charts.itl(run),
-            load_charts.replicas(run),
-        ]
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 NONE = "n/a"
 _SPACE = "\N{NO-BREAK SPACE}"  # a number is not parted from its unit
@@ -49,3 +51,64 @@ def percent(value: float | None) -> str:
         value = min(max(value, 0.0001), 0.9999)
     text = f"{100 * value:.2f}" if value > 0.99 or value < 0.01 else f"{100 * value:.1f}"
     return f"{text.rstrip('0').rstrip('.') if '.' in text else text}{_SPACE}%"
+
+
+def yaml_text(values: Mapping[str, Any]) -> str:
+    """Values as YAML, in their own order."""
+    import yaml
+
+    return str(yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=100))
+
+
+# Heads of dotted metric names that are durations.
+_DURATIONS = ("ttft", "tpot", "itl", "itl_request_mean", "e2e", "queueing_delay", "duration")
+_SHARES = ("slo_attainment", "prefix_cache.hit_rate", "kv_cache.mean_usage", "kv_cache.peak_usage", "mean_utilization")
+_TITLES = {
+    "slo_attainment": "SLO attainment",
+    "goodput": "goodput (req/s)",
+    "request_throughput": "requests/s",
+    "output_token_throughput": "output tok/s",
+    "total_token_throughput": "tok/s",
+    "cost.price": "USD",
+    "num_preemptions": "preemptions",
+    "queueing_delay": "queueing",
+    "prefix_cache.hit_rate": "prefix hits",
+    "tokens_per_gpu": "output tok/s per GPU",
+    "tokens_per_user": "tok/s per user",
+}
+
+
+def is_duration(metric: str) -> bool:
+    """Whether a dotted metric name is one of seconds."""
+    return metric.split(".")[0] in _DURATIONS
+
+
+def is_share(metric: str) -> bool:
+    """Whether a dotted metric name is a share of 1."""
+    return metric in _SHARES
+
+
+def metric_value(metric: str, value: float | None) -> str:
+    """A value of a dotted metric name with the unit that fits."""
+    if value is None:
+        return NONE
+    if is_duration(metric):
+        return seconds(value)
+    return percent(value) if is_share(metric) else digits(value)
+
+
+def metric_title(metric: str) -> str:
+    """A dotted metric name for people: `TTFT p99`, `SLO attainment`."""
+    if metric in _TITLES:
+        return _TITLES[metric]
+    head, _, rest = metric.partition(".")
+    name = head.upper() if head in ("ttft", "tpot", "itl", "e2e") else _TITLES.get(head, head)
+    return f"{name} {rest}" if rest else name
+
+
+def signed_value(metric: str, value: float) -> str:
+    """A difference of a metric with its sign; of shares in percentage points."""
+    if is_share(metric):
+        return f"{100 * value:+.3g}{_SPACE}points"
+    shown = metric_value(metric, value)
+    return f"+{shown}" if value > 0 else shown

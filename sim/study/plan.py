@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from sim.study.folder import StudyFolder, study_folder
 from sim.study.jobs import INPUT_ERROR, Done, Job
 from sim.study.keys import run_key
 from sim.study.plan_config import Plan, load_plan
-from sim.study.plan_table import candidate_row, price_row
+from sim.study.plan_table import candidate_row, load_row, price_row, trial_rows
 from sim.study.points import shown
 from sim.study.search import Candidate, Key, Search, Trial
 from sim.study.sweep import Progress, Workers, carry_out, keep_workers
@@ -58,6 +58,7 @@ class Planner:
     workers: Workers
     progress: Progress | None
     num_runs: int = 0
+    loads: list[dict[str, Any]] = field(default_factory=list)  # what the winner did at other loads
 
     def seeds(self) -> range:
         """Seeds that all must meet the SLO: one for a trace, which has no randomness of its own, else two."""
@@ -276,19 +277,24 @@ def knee(planner: Planner, winner: Candidate) -> float | None:
 
     By doubling the step and halving it again; a load that it holds at `_MOST_LOAD` is the answer then.
     """
-    assert winner.high is not None
     low, high = 1.0, 1.25
-    seeds = planner.seeds()
     try:
-        while high < _MOST_LOAD and planner.simulate([(winner, winner.high, seeds, high)])[0].met:
+        while high < _MOST_LOAD and _holds(planner, winner, high):
             low, high = high, high + 2 * (high - low)
         for _ in range(_LOADS - 2):
             middle = (low + high) / 2
-            met = planner.simulate([(winner, winner.high, seeds, middle)])[0].met
+            met = _holds(planner, winner, middle)
             low, high = (middle, high) if met else (low, middle)
     except InputError:
         return None
     return low
+
+
+def _holds(planner: Planner, winner: Candidate, load: float) -> bool:
+    assert winner.high is not None
+    (trial,) = planner.simulate([(winner, winner.high, planner.seeds(), load)])
+    planner.loads.append(load_row(load, trial))
+    return trial.met
 
 
 def _document(
@@ -309,6 +315,7 @@ def _document(
         },
         "winner": found,
         "candidates": rows,
+        "trials": [row for candidate in candidates for row in _trials(planner, candidate)],
         "num_candidates": len(rows),
         "num_runs": planner.num_runs,
         "not_modelled": [
@@ -329,6 +336,7 @@ def _winner(planner: Planner, winner: Candidate, verified: Trial | None) -> dict
     return {
         **row,
         "headroom": None if load is None else load - 1.0,
+        "loads": sorted([load_row(1.0, trial), *planner.loads], key=lambda row: float(row["load"])),
         "limiting_resource": explain_limit(config, trial.summaries[0]),
         "step_time_error": calibration_error(config),
         "fresh_seeds": None if verified is None else [s["slo_attainment"] for s in verified.summaries],
@@ -358,12 +366,18 @@ def _money(planner: Planner, candidate: Candidate) -> dict[str, Any]:
     """Price of one replica, and what the summaries of its decisive trial make of it."""
     if candidate.problem is not None and not candidate.trials:
         return {}
-    config = planner.config(candidate, 1, planner.plan.config.seed)
-    pool = config.cluster.pools[0]
+    return price_row(candidate, *_prices(planner, candidate))
+
+
+def _trials(planner: Planner, candidate: Candidate) -> list[dict[str, Any]]:
+    return trial_rows(candidate, *_prices(planner, candidate)) if candidate.trials else []
+
+
+def _prices(planner: Planner, candidate: Candidate) -> tuple[float, int, int]:
+    """USD per GPU hour, GPUs of a replica, spare replicas."""
+    pool = planner.config(candidate, 1, planner.plan.config.seed).cluster.pools[0]
     price = gpu_price(planner.plan, load_gpu(pool.gpu))
-    return price_row(
-        candidate, price, pool.tensor_parallel * pool.pipeline_parallel, planner.plan.config.spare_replicas
-    )
+    return price, pool.tensor_parallel * pool.pipeline_parallel, planner.plan.config.spare_replicas
 
 
 def _write_mark(folder: StudyFolder, plan: Plan) -> None:

@@ -10,7 +10,7 @@ from sim.study.points import shown
 from sim.study.search import Candidate, Trial
 
 INFEASIBLE, DEARER, FEASIBLE, WINNER, OPEN = "infeasible", "dearer", "feasible", "winner", "not met"
-_METRICS = ("ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "e2e.p99", "output_token_throughput")
+_METRICS = ("ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "e2e.p99", "goodput", "output_token_throughput")
 
 
 def candidate_row(candidate: Candidate, winner: Candidate | None, money: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,6 +52,30 @@ def _per_use(usd_a_second: float, summary: Mapping[str, Any] | None) -> dict[str
         "cost_per_million_tokens": 1e6 * usd_a_second / summary["total_token_throughput"],
         "cost_per_million_output_tokens": 1e6 * usd_a_second / summary["output_token_throughput"],
     }
+
+
+def trial_rows(candidate: Candidate, price: float, gpus: int, spare: int) -> list[dict[str, Any]]:
+    """One row a number of replicas that was simulated: what it costs, whether it does, its metrics (null if unknown).
+
+    `price`: USD per GPU hour; `gpus`: of a replica; `spare`: replicas on top.
+    """
+    return [
+        {
+            "candidate": candidate.index,
+            "replicas": trial.replicas,
+            "num_gpus": (trial.replicas + spare) * gpus,
+            "cost_per_hour": (trial.replicas + spare) * gpus * price,
+            "met": trial.met,
+            **_metrics(trial),
+        }
+        for trial in sorted(candidate.trials, key=lambda trial: trial.replicas)
+        if trial.error is None
+    ]
+
+
+def load_row(load: float, trial: Trial) -> dict[str, Any]:
+    """What the winner did at so many times the load of the plan."""
+    return {"load": load, "met": trial.met, **_metrics(trial)}
 
 
 def _at_least(candidate: Candidate) -> int:

@@ -36,10 +36,15 @@ def points_of(study: Study) -> list[Point]:
 
     Raises `InputError` for a wrong key or value, naming its line, and when the conditions leave nothing.
     """
-    combinations = [values for values in _combinations(study) if _kept(values, study)]
-    if not combinations:
+    return [Point(index, values, _configs(values, study)) for index, values in enumerate(combinations(study))]
+
+
+def combinations(study: Study) -> list[dict[str, Any]]:
+    """The varied values of all points, in their order. Raises `InputError` when the conditions leave nothing."""
+    found = [values for values in _combinations(study) if _kept(values, study)]
+    if not found:
         raise InputError(f"{study.where('conditions')}: no point is left: conditions and exclude rule out all of them")
-    return [Point(index, values, _configs(values, study)) for index, values in enumerate(combinations)]
+    return found
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:

@@ -1,60 +1,80 @@
-"""The words and numbers of a report's page: what was run, the answer, the tables."""
+"""The page of a run: what was run, the answer, and which tables and figures stand where."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.measured import PARTS
-from sim.report.latency_charts import PART_NAMES
-from sim.report.text import count, digits, percent, rate, seconds
+from sim.report import latency_charts, load_charts, step_charts
+from sim.report.data import load
+from sim.report.document import Document, Section, Tile
+from sim.report.run_tables import cost_table, group_sections, latency_table, objective_table, slowest_table
+from sim.report.text import count, digits, percent, rate, seconds, yaml_text
 
 if TYPE_CHECKING:
     from sim.report.data import RunData
 
-_ROWS = (
-    ("ttft", "Time to first token", "TTFT"),
-    ("tpot", "Time per output token", "TPOT"),
-    ("itl", "Gap between tokens", "ITL"),
-    ("itl_request_mean", "Mean gap of a request", "ITL mean"),
-    ("e2e", "End to end", "E2E"),
-    ("queueing_delay", "Waiting for the first batch", "queueing"),
-)
-_STATISTICS = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
-_SLOWEST = 10
 _LOSSES = ("rejected", "cancelled", "timed_out", "failed", "unservable", "unfinished")
 _MARKS = {"stable": "●", "backlogged": "▲", "overloaded": "■"}
+DEFINITIONS = """\
+TTFT is first token minus arrival, E2E is end minus arrival, both with the client's latency added. TPOT is (end minus
+first token) / (output tokens minus 1) and does not exist for one token. ITL is every gap between successive deliveries
+of a request, pooled over requests. Percentiles interpolate linearly. Throughputs divide by the time from the first
+counted arrival to the last counted end. SLO attainment is over all offered requests after warm-up. Prices are the
+configured ones, otherwise the median quote of the hardware profile. These are simulated numbers: what is not modelled
+(network jitter, tokenizer, failures unless configured) is not in them."""
 
 
-def of(run: RunData) -> dict[str, Any]:
-    """Everything that the template names."""
-    summary = run.summary
-    return {
-        "name": str(run.config.get("name") or "run"),
-        "what": what_was_run(run),
-        "answer": answer(run),
-        "tiles": tiles(run),
-        "stability": summary["stability"],
-        "stability_mark": _MARKS.get(summary["stability"], "●"),
-        "reasons": summary.get("stability_details", {}).get("reasons", []),
-        "warnings": summary["warnings"],
-        "latencies": latency_table(summary),
-        "statistics": _STATISTICS,
-        "objectives": objective_table(summary),
-        "groups": group_tables(summary),
-        "fairness": summary.get("fairness"),
-        "slowest": slowest_table(run),
-        "facts": facts(run),
-        "config": config_text(run.config),
-        "versions": summary["versions"],
-        "run": run.run,
-    }
+def document(directory: Path) -> Document:
+    """The page of the run in `directory`."""
+    run = load(directory)
+    summary, answer = run.summary, answer_of(run)
+    mark = _MARKS.get(summary["stability"], "●")
+    reasons = "; ".join(summary.get("stability_details", {}).get("reasons", []))
+    return Document(
+        kind="run",
+        name=str(run.config.get("name") or "run"),
+        what=what_was_run(run),
+        answer=answer["text"],
+        tone=answer["tone"],
+        status=(mark, summary["stability"], reasons),
+        tiles=tiles(run),
+        warnings=summary["warnings"],
+        sections=sections(run),
+        facts=facts(run),
+        definitions=DEFINITIONS,
+        source=("Resolved configuration (config.yaml)", yaml_text(run.config)),
+        footer=_footer(run),
+    )
 
 
-def answer(run: RunData) -> dict[str, str]:
+def sections(run: RunData) -> list[Section]:
+    """Tables of latencies, then the figures from what users felt to what the cluster did."""
+    objectives, slow = objective_table(run.summary), slowest_table(run)
+    latencies = [latency_table(run.summary), *([objectives] if objectives else [])]
+    prefix = load_charts.prefix_hits(run)
+    return [
+        Section("latencies", "Latencies", tables=latencies),
+        Section.of(latency_charts.latency_cdf(run)),
+        Section.of(latency_charts.latency_over_time(run)),
+        Section.of(latency_charts.slowest(run), *([slow] if slow else [])),
+        Section.of(load_charts.state(run)),
+        Section.of(load_charts.load(run)),
+        Section.of(latency_charts.itl(run)),
+        Section.of(step_charts.batches(run)),
+        Section.of(step_charts.gantt(run)),
+        Section.of(load_charts.replicas(run)),
+        Section.of(step_charts.utilization(run)),
+        *([Section.of(prefix)] if prefix else []),
+        *group_sections(run.summary),
+        Section("cost", "Cost", tables=[cost_table(run.summary)]),
+    ]
+
+
+def answer_of(run: RunData) -> dict[str, str]:
     """The sentence on top and its tone: good, bad or plain."""
     summary = run.summary
     offered, share = count(summary["num_requests"]), summary["slo_attainment"]
@@ -76,7 +96,7 @@ def what_was_run(run: RunData) -> list[str]:
     return [_pool_line(pool) for pool in pools] + [_workload_line(run)]
 
 
-def tiles(run: RunData) -> list[dict[str, str]]:
+def tiles(run: RunData) -> list[Tile]:
     """The key numbers: label, value, and a note below."""
     s = run.summary
     busy = [row["utilization"] for row in s["replicas"] if row["utilization"] is not None]
@@ -84,48 +104,18 @@ def tiles(run: RunData) -> list[dict[str, str]]:
     tokens = s["output_token_throughput"]
     each = f"{rate(tokens / gpus, 'tok/s')} a GPU" if tokens is not None and gpus else ""
     found = [
-        _tile("SLO attainment", percent(s["slo_attainment"]), _target(s)),
-        _tile("Goodput", rate(s["goodput"], "req/s"), f"of {rate(s['request_throughput'], 'req/s')} finished"),
+        Tile("SLO attainment", percent(s["slo_attainment"]), _target(s)),
+        Tile("Goodput", rate(s["goodput"], "req/s"), f"of {rate(s['request_throughput'], 'req/s')} finished"),
         *(_latency_tile(s, key, label) for key, label in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "E2E"))),
-        _tile("Output", rate(tokens, "tok/s"), each),
-        _tile("Replicas busy", percent(float(np.mean(busy)) if busy else None), _range(busy)),
-        _tile("KV cache used", percent(s["kv_cache"]["mean_usage"]), f"peak {percent(s['kv_cache']['peak_usage'])}"),
+        Tile("Output", rate(tokens, "tok/s"), each),
+        Tile("Replicas busy", percent(float(np.mean(busy)) if busy else None), _range(busy)),
+        Tile("KV cache used", percent(s["kv_cache"]["mean_usage"]), f"peak {percent(s['kv_cache']['peak_usage'])}"),
     ]
     if s["prefix_cache"]["hit_rate"] is not None:
-        found.append(_tile("Prefix cache hits", percent(s["prefix_cache"]["hit_rate"]), "of prompt tokens"))
+        found.append(Tile("Prefix cache hits", percent(s["prefix_cache"]["hit_rate"]), "of prompt tokens"))
     if s["cost"]["price"] is not None:
         found.append(_cost_tile(s))
     return found
-
-
-def latency_table(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the table of latencies."""
-    return [
-        {"name": name, "short": short, "cells": [seconds(summary[key][statistic]) for statistic in _STATISTICS]}
-        for key, name, short in _ROWS
-    ]
-
-
-def objective_table(summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    """One row a target of the SLO: whom it holds for, the limit, what was reached."""
-    return [_objective_row(row) for row in (summary.get("slo") or {}).get("objectives", [])]
-
-
-def group_tables(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Tables by request class and by tenant, where the workload has them."""
-    titles = {"request_classes": "Request classes", "tenants": "Tenants"}
-    return [
-        {"title": title, "rows": [_group_row(name, group) for name, group in summary[key].items()]}
-        for key, title in titles.items()
-        if summary.get(key)
-    ]
-
-
-def slowest_table(run: RunData) -> list[dict[str, str]]:
-    """The finished requests with the longest E2E, and what each spent most of its time on."""
-    rows = np.flatnonzero(run.finished)
-    rows = rows[np.argsort(-run.column("e2e")[rows], kind="stable")][:_SLOWEST]
-    return [_slow_row(run, int(row)) for row in rows]
 
 
 def facts(run: RunData) -> list[tuple[str, str]]:
@@ -143,13 +133,6 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("Cost", _cost_line(s["cost"])),
     ]
     return found
-
-
-def config_text(config: Mapping[str, Any]) -> str:
-    """The resolved configuration as YAML."""
-    import yaml
-
-    return str(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, width=100))
 
 
 def _pool_line(pool: Mapping[str, Any]) -> str:
@@ -182,12 +165,8 @@ def _workload_line(run: RunData) -> str:
     return line
 
 
-def _tile(label: str, value: str, note: str = "") -> dict[str, str]:
-    return {"label": label, "value": value, "note": note}
-
-
-def _latency_tile(summary: Mapping[str, Any], key: str, label: str) -> dict[str, str]:
-    return _tile(f"{label} p99", seconds(summary[key]["p99"]), f"p50 {seconds(summary[key]['p50'])}")
+def _latency_tile(summary: Mapping[str, Any], key: str, label: str) -> Tile:
+    return Tile(f"{label} p99", seconds(summary[key]["p99"]), f"p50 {seconds(summary[key]['p50'])}")
 
 
 def _target(summary: Mapping[str, Any]) -> str:
@@ -200,52 +179,10 @@ def _range(values: Sequence[float]) -> str:
     return f"{percent(min(values))} to {percent(max(values))}" if len(values) > 1 else ""
 
 
-def _cost_tile(summary: Mapping[str, Any]) -> dict[str, str]:
+def _cost_tile(summary: Mapping[str, Any]) -> Tile:
     price, tokens = summary["cost"]["price"], summary["num_output_tokens"]
     note = f"{digits(1e6 * price / tokens)} USD a million output tokens" if tokens else ""
-    return _tile("Price", f"{digits(price)} USD", note)
-
-
-def _objective_row(row: Mapping[str, Any]) -> dict[str, str]:
-    share = row["metric"] == "attainment"
-    statistic = f" {row['statistic']}" if row["statistic"] else ""
-    sign = "≥" if share else "≤"
-    reached = percent(row["share"]) if share or row["statistic"] is None else _reached(row)
-    return {
-        "group": row["request_class"] or "all",
-        "target": f"{'attainment' if share else row['metric'].upper()}{statistic} {sign} "
-        + (percent(row["limit"]) if share else seconds(row["limit"])),
-        "reached": reached + (" of requests" if share or row["statistic"] is None else ""),
-        "met": {True: "met", False: "missed", None: ""}[row["met"]],
-    }
-
-
-def _reached(row: Mapping[str, Any]) -> str:
-    return "beyond the last finished request" if row["value"] is None else seconds(row["value"])
-
-
-def _group_row(name: str, group: Mapping[str, Any]) -> dict[str, Any]:
-    cells = [count(group["num_requests"]), percent(group["slo_attainment"])]
-    for key in ("ttft", "tpot", "e2e"):
-        cells += [seconds(group[key]["p50"]), seconds(group[key]["p99"])]
-    return {"name": name, "cells": cells}
-
-
-def _slow_row(run: RunData, row: int) -> dict[str, str]:
-    parts = {part: float(run.column(part)[row]) for part in PARTS}
-    most = max(parts, key=lambda part: parts[part])
-    total = float(run.column("e2e")[row])
-    return {
-        "id": str(run.requests["request_id"].iloc[row]),
-        "arrival": seconds(float(run.column("arrival_time")[row])),
-        "prompt": count(run.column("num_prompt_tokens")[row]),
-        "output": count(run.column("num_output_tokens")[row]),
-        "ttft": seconds(float(run.column("ttft")[row])),
-        "tpot": seconds(float(run.column("tpot")[row])),
-        "e2e": seconds(total),
-        "preemptions": count(run.column("num_preemptions")[row]),
-        "mostly": f"{PART_NAMES[most]} ({percent(parts[most] / total if total else None)})",
-    }
+    return Tile("Price", f"{digits(price)} USD", note)
 
 
 def _kv_line(kv: Mapping[str, Any]) -> str:
@@ -271,3 +208,10 @@ def _prefix_line(cache: Mapping[str, Any]) -> str:
 def _cost_line(cost: Mapping[str, Any]) -> str:
     price = "" if cost["price"] is None else f", {digits(cost['price'])} USD"
     return f"{digits(cost['gpu_hours'])} GPU hours{price}"
+
+
+def _footer(run: RunData) -> str:
+    versions, wall = run.summary["versions"], run.run.get("wall_seconds")
+    line = f"servesim {versions['servesim']}, profiles {versions['profiles']}"
+    line += "" if wall is None else f", simulated in {wall:.2f} s"
+    return f"{line}. Complete numbers: summary.json and requests.parquet beside this page."
