@@ -46,14 +46,11 @@ def read(directory: Path) -> Document:
     """The page about what is in `directory`, told apart by its files. `InputError` when it is none of the four."""
     import matplotlib
 
-    if not directory.is_dir():
-        raise InputError(f"{directory}: no such directory; give the output directory of `servesim run`")
     make = next((make for name, make in _kinds().items() if (directory / name).is_file()), None)
     if make is None:
-        raise InputError(
-            f"{directory}: is not the output directory of a run, a sweep, a comparison or a plan (it has no summary.json, "
-            "results.parquet, compare.json or plan.json)"
-        )
+        files = "it has no summary.json, results.parquet, compare.json or plan.json"
+        why = files if directory.is_dir() else "no such directory"
+        raise InputError(f"{directory}: is not the output directory of a run, sweep, comparison or plan ({why})")
     with matplotlib.rc_context(theme.RC):
         return make(directory)
 
