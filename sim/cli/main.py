@@ -21,6 +21,8 @@ COMMANDS = {
     "sweep": "Run a study: a grid or a sample of experiments, in parallel, resumable.",
     "compare": "Compare experiments under the same random numbers.",
     "plan": "Find the cheapest deployment that meets the SLOs.",
+    "compare-measured": "Hold a run against the result file of a load generator.",
+    "export": "Write a run in the formats of load generators and monitoring.",
     "report": "Write the HTML page of a finished run.",
     "trace": "Describe, check, convert and synthesize traces.",
     "calibrate": "Measure step times, fit a hardware profile, show its error.",
@@ -71,8 +73,8 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
 
 
 def module_of(command: str) -> str:
-    """Where a command lives: `sim.cli.NAME` (`import_` for a keyword)."""
-    return f"sim.cli.{command}_" if command == "import" else f"sim.cli.{command}"
+    """Where a command lives: `sim.cli.NAME`, with underscores (`import_` for a keyword)."""
+    return f"sim.cli.{command}_" if command == "import" else f"sim.cli.{command.replace('-', '_')}"
 
 
 def _mount(app: typer.Typer, name: str, summary: str, load: bool) -> None:

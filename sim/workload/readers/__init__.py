@@ -5,8 +5,11 @@ from __future__ import annotations
 from sim import plugins
 from sim.errors import unknown_name
 from sim.workload.raw import Reader
+from sim.workload.readers.aiperf import AIPERF
 from sim.workload.readers.azure import AZURE
 from sim.workload.readers.burstgpt import BURSTGPT
+from sim.workload.readers.guidellm import GUIDELLM
+from sim.workload.readers.inference_perf import INFERENCE_PERF
 from sim.workload.readers.llmservingsim import LLMSERVINGSIM
 from sim.workload.readers.mooncake import MOONCAKE
 from sim.workload.readers.servegen import SERVEGEN
@@ -30,6 +33,9 @@ READERS: dict[str, Reader] = {
     "splitwise": SPLITWISE,
     "servegen": SERVEGEN,
     "vllm-bench": VLLM_BENCH,
+    "guidellm": GUIDELLM,
+    "aiperf": AIPERF,
+    "inference-perf": INFERENCE_PERF,
 }
 
 
