@@ -87,6 +87,7 @@ def build(
     simulation.saves_cache = config.output.cache_state
     simulation.warnings += dict.fromkeys(note for builder in builders for note in builder.cost_notes)
     simulation.warnings += dict.fromkeys(note for builder in builders for note in prediction_notes(config, builder))
+    simulation.warnings += dict.fromkeys(note for builder in builders for note in builder.length_notes())
     return simulation
 
 
@@ -182,6 +183,13 @@ class PoolBuilder:
         self.next_use: NextUse | None = None  # for oracles
         self.host_block = self._at("preemption", self._host_block)
         self._check_slots()
+
+    def length_notes(self) -> list[str]:
+        """A maximum length beyond the model's own: engines refuse it, or answer nonsense beyond it."""
+        own, asked = self.model.max_position, self.pool.max_model_len
+        if own is None or asked is None or asked <= own:
+            return []
+        return [f"max_model_len {asked} is above the {own} tokens that {self.model.name} was made for"]
 
     def _model_maximum(self) -> int:
         if self.model.max_position is None:

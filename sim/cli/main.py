@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 the run failed or an expectation does not hold; 2 what was
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -33,16 +34,17 @@ COMMANDS = {
     "topology": "Show where replicas land and which links they cross.",
     "import": "Turn the serve flags of a real engine into an experiment.",
     "schema": "Print the JSON schema of a file, for editors.",
-    "init": "Write a starter experiment with comments.",
+    "init": "Write a starter experiment, study and plan with comments.",
 }
 INTERRUPTED = 130
+RESUMABLE = ("sweep", "compare", "plan")  # keep the runs that are finished
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script; leaves by `SystemExit`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        build_app(given)(args=given, prog_name="servesim")
+        build_app(given or _being_completed())(args=given, prog_name="servesim")
     except ServesimError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
@@ -60,7 +62,6 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
         name="servesim",
         help="Discrete-event simulator of LLM serving clusters.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
@@ -70,6 +71,12 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
         if find_spec(module_of(name)) is not None:
             _mount(app, name, summary, load=name == wanted)
     return app
+
+
+def _being_completed() -> list[str]:
+    """The words of a command line that a shell wants completed, in the variables of typer's completion scripts."""
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    return line.split()[1:]
 
 
 def module_of(command: str) -> str:
@@ -109,6 +116,7 @@ def _root(
 
 
 def _interrupted(arguments: Sequence[str]) -> int:
-    how = "add --resume to go on where it stopped" if "sweep" in arguments else "run the same command to start again"
+    resumable = any(argument in RESUMABLE for argument in arguments[:1])
+    how = "add --resume to go on where it stopped" if resumable else "run the same command to start again"
     print(f"interrupted: results of finished runs are intact, nothing half-written was left; {how}", file=sys.stderr)
     return INTERRUPTED

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
-
-from sim.errors import InputError
 
 
 class FileKind(StrEnum):
@@ -24,7 +21,7 @@ class FileKind(StrEnum):
 _MODELS = {
     FileKind.EXPERIMENT: ("sim.config", "ExperimentConfig"),
     FileKind.STUDY: ("sim.study.config", "StudyConfig"),
-    FileKind.PLAN: ("sim.plan.config", "PlanConfig"),
+    FileKind.PLAN: ("sim.study.plan_config", "PlanConfig"),
 }
 
 
@@ -40,15 +37,6 @@ def command(
 def schema(kind: FileKind) -> dict[str, object]:
     """The JSON schema (draft 2020-12) of one kind of file."""
     module, name = _MODELS[kind]
-    if not _exists(module):
-        raise InputError(f"there is no schema of a {kind} in this version; available: experiment")
     model = getattr(import_module(module), name)
     described = model.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **described, "title": f"servesim {kind}"}
-
-
-def _exists(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from sim.workload.arrivals import Arrivals, ClosedLoopArrivals, Stages
-from sim.workload.distributions import Distribution
+from sim.workload.distributions import Distribution, Fixed
 
 if TYPE_CHECKING:
     from sim.seeds import Seeds
@@ -49,6 +49,16 @@ class Sessions(BaseModel):
     think_time: Distribution = Field(description="seconds from the end of an answer to the next turn")
 
 
+def _at_least_one_token(lengths: Any) -> Any:
+    if isinstance(lengths, Fixed) and lengths.value < 1:
+        raise ValueError(f"must be at least 1 token (got {lengths.value:g})")
+    return lengths
+
+
+# Lengths of prompts and answers: an engine knows none without a token.
+Tokens = Annotated[Distribution, AfterValidator(_at_least_one_token)]
+
+
 class Component(BaseModel):
     """One kind of request in a mix; what is not given comes from the workload."""
 
@@ -59,8 +69,8 @@ class Component(BaseModel):
     adapter: str | None = None
     model: str | None = None
     priority: int | None = None
-    prompt_tokens: Distribution | None = None
-    output_tokens: Distribution | None = None
+    prompt_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
 
 
 def _number_as_after(value: Any) -> Any:
@@ -108,8 +118,8 @@ class WorkloadConfig(BaseModel):
     num_requests: int | None = Field(default=None, ge=1)
     duration: float | None = Field(default=None, gt=0, description="seconds of arrivals")
     arrivals: Arrivals | None = None
-    prompt_tokens: Distribution | None = None
-    output_tokens: Distribution | None = None
+    prompt_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
     prefix: Prefix | None = None
     sessions: Sessions | None = None
 

@@ -78,6 +78,24 @@ def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "run the same command" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["sweep", "compare", "plan"])
+def test_an_interrupt_of_what_can_go_on_says_resume(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli._interrupted([command, "x.yaml"]) == 130
+    assert "add --resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"), [("servesim compare-m", "compare-measured"), ("servesim run --se", "--seed")]
+)
+def test_shells_are_told_how_to_complete(line: str, offered: str, tmp_path: Path) -> None:
+    words = line.split(" ")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "_SERVESIM_COMPLETE": "complete_bash"}
+    environment |= {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    command = [sys.executable, "-c", "from sim.cli.main import main; main()"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert offered in done.stdout.split(), done.stderr
+
+
 def test_policies_are_listed_with_their_rule(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("policies", "list", "--json") == 0
     catalogue = json.loads(capsys.readouterr().out)
@@ -110,12 +128,25 @@ def test_init_writes_an_experiment_that_loads_and_never_overwrites(
 ) -> None:
     assert run("init", str(tmp_path / "new")) == 0
     assert load_experiment(tmp_path / "new" / "experiment.yaml").name == "starter"
-    assert json.loads((tmp_path / "new" / "servesim.schema.json").read_text())["title"] == "servesim experiment"
+    for kind in ("experiment", "study", "plan"):
+        schema = json.loads((tmp_path / "new" / f"servesim.{kind}.schema.json").read_text())
+        assert schema["title"] == f"servesim {kind}"
     (tmp_path / "new" / "experiment.yaml").write_text("mine")
     capsys.readouterr()
     assert run("init", str(tmp_path / "new")) == 2
     assert "is not overwritten" in capsys.readouterr().err
     assert (tmp_path / "new" / "experiment.yaml").read_text() == "mine"
+
+
+def test_the_starters_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The three files as they stand but for a shorter workload."""
+    assert run("init", str(tmp_path)) == 0
+    monkeypatch.chdir(tmp_path)
+    assert run("run", "experiment.yaml", "--set", "workload.num_requests=300", "--quiet") == 0
+    assert run("sweep", "study.yaml", "--set", "workload.num_requests=300", "--workers", "1", "--quiet") == 0
+    quick = ("--set", "workload.num_requests=200", "--set", "verify=0", "--set", "candidates.gpu=[h100-sxm]")
+    assert run("plan", "plan.yaml", *quick, "--workers", "1", "--quiet") == 0
+    assert "gpu:\n  - h100-sxm\n" in (tmp_path / "out" / "starter-plan" / "plan.yaml").read_text()
 
 
 def test_report_of_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -223,3 +223,14 @@ def test_a_dumped_config_builds_the_same_workload() -> None:
     one, two = (build_workload(c, Seeds(4), Path()) for c in (config, again))
     assert np.array_equal(one.num_output_tokens, two.num_output_tokens)
     assert np.array_equal(one.cancel_after, two.cancel_after)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["prompt_tokens", "output_tokens"])
+def test_lengths_without_a_token_are_refused(name: str) -> None:
+    lengths = {"prompt_tokens": 100, "output_tokens": 100}
+    values = {"num_requests": 1, "arrivals": {"process": "constant", "rate": 1.0}}
+    with pytest.raises(ValidationError, match="must be at least 1 token"):
+        WorkloadConfig.model_validate({**values, **lengths, name: 0})
+    with pytest.raises(ValidationError, match="must be at least 1 token"):
+        WorkloadConfig.model_validate({**values, **lengths, "mix": [{name: {"distribution": "fixed", "value": 0.4}}]})
+    WorkloadConfig.model_validate({**values, **lengths, "cancel_after": 0})
