@@ -26,7 +26,8 @@ class GemmKernel:
 
     seconds = (launch + (memory^sharpness + compute^sharpness)^(1/sharpness)) * surface(tokens, n, k), with
     memory = (element_bytes n k + input_bytes tokens k + 2 tokens n) / bandwidth and compute = 2 tokens n k / flops.
-    With 8-bit weights the time includes quantising the input, which `input_bytes` stands for.
+    With 8-bit weights the time includes quantising the input, which `input_bytes` stands for. Thread blocks compute
+    tiles of `tile_tokens` rows: above half a tile, compute counts the tokens of whole tiles.
     """
 
     launch: float
@@ -35,6 +36,7 @@ class GemmKernel:
     sharpness: float
     element_bytes: float
     input_bytes: float
+    tile_tokens: float = 1.0
     surface: Surface | None = None
 
     def seconds(self, tokens: FloatArray, n: Number, k: Number) -> FloatArray:
@@ -44,7 +46,13 @@ class GemmKernel:
     def formula(self, tokens: FloatArray, n: Number, k: Number) -> FloatArray:
         """The time without the correction."""
         moved = self.element_bytes * n * k + self.input_bytes * tokens * k + 2.0 * tokens * n
-        return self.launch + soft_maximum(moved / self.bandwidth, 2.0 * tokens * n * k / self.flops, self.sharpness)
+        compute = 2.0 * self._computed(tokens) * n * k / self.flops
+        return self.launch + soft_maximum(moved / self.bandwidth, compute, self.sharpness)
+
+    def _computed(self, tokens: FloatArray) -> FloatArray:
+        """Tokens of whole tiles, where there is more than half a tile."""
+        whole = np.ceil(tokens / self.tile_tokens) * self.tile_tokens
+        return np.asarray(np.where(2.0 * tokens > self.tile_tokens, whole, tokens))
 
 
 @dataclass(frozen=True)
