@@ -6,7 +6,8 @@ hundreds of replicas holds a chain is then one dictionary look-up and one `&` an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,17 +30,21 @@ class PrefixIndex:
         """Ids that anybody holds."""
         return len(self._holders)
 
-    def add(self, key: object, replica: int) -> None:
-        """The replica holds this id."""
-        self._holders[key] = self._holders.get(key, 0) | 1 << replica
+    def add(self, keys: Iterable[object], replica: int) -> None:
+        """The replica holds these ids."""
+        bit, holders = 1 << replica, self._holders
+        for key in keys:
+            holders[key] = holders.get(key, 0) | bit
 
-    def discard(self, key: object, replica: int) -> None:
-        """The replica does not hold this id (any more)."""
-        left = self._holders.get(key, 0) & ~(1 << replica)
-        if left:
-            self._holders[key] = left
-        else:
-            self._holders.pop(key, None)
+    def discard(self, keys: Iterable[object], replica: int) -> None:
+        """The replica does not hold these ids (any more)."""
+        others, holders = ~(1 << replica), self._holders
+        for key in keys:
+            left = holders.get(key, 0) & others
+            if left:
+                holders[key] = left
+            else:
+                holders.pop(key, None)
 
     def holds(self, key: object, replica: int) -> bool:
         """Whether the replica holds this id."""
@@ -48,20 +53,18 @@ class PrefixIndex:
     def leading(self, keys: Sequence[object]) -> IntArray:
         """How many ids each replica holds from the first one on without a gap; shape (num_replicas,)."""
         lengths = np.zeros(self.num_replicas, dtype=np.int64)
-        holders = latest = -1  # all
-        for length, found in enumerate(map(self._holders.get, keys)):
-            if found == latest:
-                continue
-            latest = found or 0
-            still = holders & latest
+        holders, length = -1, 0  # all
+        for found, stretch in groupby(map(self._holders.get, keys)):
+            still = holders & (found or 0)
             if still != holders:
                 if length:
                     self._assign(lengths, holders & ~still, length)
                 if not still:
                     return lengths
                 holders = still
-        if keys:
-            self._assign(lengths, holders, len(keys))
+            length += len(list(stretch))
+        if length:
+            self._assign(lengths, holders, length)
         return lengths
 
     def leading_closed(self, keys: Sequence[object]) -> IntArray:

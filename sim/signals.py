@@ -43,6 +43,10 @@ class Signals:
         self._snapshots = snapshots
         self._delay = to_grid(event_delay)
         self._cached: PrefixIndex | None = None  # made when somebody first asks
+        caches = [replica.kv for replica in replicas if replica.kv.tells_changes]
+        self._kv_block_sizes = sorted({kv.block_size for kv in caches})
+        self._uneven = any(self.block_size % size for size in self._kv_block_sizes)
+        self._closed = all(kv.keeps_beginnings for kv in caches)
         self._events: deque[tuple[float, int, Changes]] = deque()  # (instant at which it is known, replica, changes)
         self._latest: tuple[int, Sequence[object]] = (-1, ())
         self.prefills = Prefills(clock, replicas)
@@ -73,10 +77,26 @@ class Signals:
         now, events, index = self.clock.now, self._events, self._cached
         while events and events[0][0] <= now:
             _, replica, changes = events.popleft()
-            for key, held in changes:
-                (index.add if held else index.discard)(key, replica)
-        tokens: IntArray = index.leading(self.prefix(request)) * self.block_size
-        return np.minimum(tokens, request.num_prompt_tokens)
+            index.add([key for key, held in changes if held], replica)
+            index.discard([key for key, held in changes if not held], replica)
+        ids, ends = self.prefix(request), None
+        if self._uneven:
+            ids, ends = self._with_blocks(ids, request.num_prompt_tokens)
+        lengths = index.leading_closed(ids) if self._closed else index.leading(ids)
+        tokens = lengths * self.block_size if ends is None else ends[lengths]
+        return np.minimum(tokens, request.num_prompt_tokens, out=tokens)
+
+    def _with_blocks(self, ids: Sequence[object], num_tokens: int) -> tuple[Sequence[object], IntArray]:
+        """The ids in which a block of every replica ends (others name no block), and the tokens up to each number of
+        them.
+        """
+        size, found, ends = self.block_size, [], [0]
+        for i, key in enumerate(ids):
+            start, end = i * size, min((i + 1) * size, num_tokens)
+            if all(end // block > start // block for block in self._kv_block_sizes):
+                found.append(key)
+                ends.append(end)
+        return found, np.array(ends, dtype=np.int64)
 
     def _listen(self) -> None:
         for replica in self._replicas:

@@ -5,6 +5,7 @@ Never in a view: the true output length, the SimPy environment, another policy's
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from typing import Protocol
 
@@ -184,11 +185,11 @@ class ClusterView(Protocol):
 class PrefixIndex(Protocol):
     """Which replicas (by index) hold which prefix ids."""
 
-    def add(self, key: object, replica: int) -> None:
-        """The replica holds this id."""
+    def add(self, keys: Iterable[object], replica: int) -> None:
+        """The replica holds these ids."""
 
-    def discard(self, key: object, replica: int) -> None:
-        """The replica does not hold this id (any more)."""
+    def discard(self, keys: Iterable[object], replica: int) -> None:
+        """The replica does not hold these ids (any more)."""
 
     def holds(self, key: object, replica: int) -> bool:
         """Whether the replica holds this id."""

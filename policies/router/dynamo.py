@@ -111,14 +111,12 @@ class ActiveBlocks:
 
     def sent(self, request: RequestView, replica: int) -> None:
         """The request is outstanding there."""
-        ids = self._sent[request.row] = tuple(self._signals.prefix(request))
+        ids = self._sent[request.row] = tuple(dict.fromkeys(self._signals.prefix(request)))
         uses = self._uses[replica]
-        for key in ids:
-            if not uses[key]:
-                self._index.add(key, replica)
-                self._tokens[replica] += self._signals.block_size
-            uses[key] += 1
-        self._tokens[replica] += 0 if ids else request.num_prompt_tokens
+        fresh = [key for key in ids if key not in uses]
+        uses.update(ids)
+        self._index.add(fresh, replica)
+        self._tokens[replica] += len(fresh) * self._signals.block_size if ids else request.num_prompt_tokens
 
     def ended(self, request: RequestView, replica: int) -> None:
         """The request is not outstanding any more."""
@@ -126,10 +124,9 @@ class ActiveBlocks:
         if ids is None:
             return
         uses = self._uses[replica]
-        for key in ids:
-            uses[key] -= 1
-            if not uses[key]:
-                del uses[key]
-                self._index.discard(key, replica)
-                self._tokens[replica] -= self._signals.block_size
-        self._tokens[replica] -= 0 if ids else request.num_prompt_tokens
+        gone = [key for key in ids if uses[key] == 1]
+        uses.subtract(ids)
+        for key in gone:
+            del uses[key]
+        self._index.discard(gone, replica)
+        self._tokens[replica] -= len(gone) * self._signals.block_size if ids else request.num_prompt_tokens

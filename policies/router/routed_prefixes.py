@@ -30,7 +30,7 @@ class RoutedPrefixes:
         """Leading prompt tokens that each replica is believed to cache, by replica index."""
         found: npt.NDArray[np.int64] = self._index.leading_closed(self._signals.prefix(request))
         found *= self._signals.block_size
-        return np.minimum(found, request.num_prompt_tokens)
+        return np.minimum(found, request.num_prompt_tokens, out=found)
 
     def sent(self, request: RequestView, replica: ReplicaView) -> None:
         """The request goes to the replica."""
@@ -40,10 +40,8 @@ class RoutedPrefixes:
         tree = self._trees.get(replica.index)
         if tree is None:
             tree = self._trees[replica.index] = PromptTree(self._num_ids(replica))
-        for key in tree.remember(ids):
-            self._index.add(key, replica.index)
-        for key in tree.forget():
-            self._index.discard(key, replica.index)
+        self._index.add(tree.remember(ids), replica.index)
+        self._index.discard(tree.forget(), replica.index)
 
     def _num_ids(self, replica: ReplicaView) -> int:
         """Ids that fit the capacity."""

@@ -49,6 +49,7 @@ class ContiguousKV(PagedKV):
     """
 
     reserves = True
+    tells_changes = False
 
     def __init__(
         self, num_blocks: int, block_size: int, placement: Callable[[int], Placement], reservation: Reservation

@@ -72,6 +72,8 @@ class EvictionPolicy(Protocol):
 class EvictingKV(PagedKV):
     """Paged memory with prefix caching and an eviction policy."""
 
+    keeps_beginnings = False
+
     def __init__(self, num_blocks: int, block_size: int, policy: EvictionPolicy) -> None:
         super().__init__(num_blocks, block_size, prefix_caching=True)
         self.policy = policy

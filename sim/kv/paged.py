@@ -48,6 +48,8 @@ class PagedKV:
 
     reserves = False  # whether every sequence gets all its memory when it enters
     shifts = False  # whether a sequence that fills its memory drops old tokens and goes on
+    tells_changes = True  # whether `changes` knows what is cached
+    keeps_beginnings = True  # whether a content is cached only with all that comes before it
 
     def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool) -> None:
         self.num_blocks = num_blocks

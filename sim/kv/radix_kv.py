@@ -57,10 +57,12 @@ class RadixKV(PagedKV):
 
     def content(self, spans: Iterable[tuple[object, int, int]], num_prompt_tokens: int) -> RadixContent:
         """The key of a sequence: its shared spans, then tokens that only it has."""
+        spans = list(spans)
         key: Key = [(symbol, 0, end - start) for symbol, start, end in spans]
         if self.tree.changed is not None:
-            for symbol, _, length in key:
-                self._lengths[symbol] = length
+            for symbol, start, end in spans:
+                # What lies in pages that end within the content: the last page of it may differ from prompt to prompt.
+                self._lengths[symbol] = end - end % self.block_size - start
                 self.tree.stored.setdefault(symbol, 0)
         private = object()
         return RadixContent([*key, (private, key_length(key), MANY_TOKENS)])
@@ -73,7 +75,7 @@ class RadixKV(PagedKV):
         if not self.tree.changed:
             return []
         stored, lengths = self.tree.stored, self._lengths
-        found: list[tuple[object, bool]] = [(key, stored[key] >= lengths[key]) for key in self.tree.changed]
+        found: list[tuple[object, bool]] = [(key, stored[key] >= lengths[key] > 0) for key in self.tree.changed]
         self.tree.changed = {}
         return found
 

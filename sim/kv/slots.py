@@ -47,6 +47,8 @@ class SlotKV(PagedKV):
     for it. `keep`: tokens that a shift leaves in front; None: a full slot ends its sequence.
     """
 
+    tells_changes = False
+
     def __init__(
         self, num_slots: int, context: int, similarity: float, cache_prompt: bool, keep: int | None = None
     ) -> None:

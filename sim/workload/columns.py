@@ -37,6 +37,9 @@ class Columns:
             )
         )
         self._followers = _followers(workload)
+        ids = workload.hash_ids
+        offsets = np.zeros(1, dtype=np.int64) if ids is None else np.ascontiguousarray(ids.offsets, dtype=np.int64)
+        self._id_offsets = as_integers(offsets)
 
     def open_rows(self) -> list[int] | range:
         """Rows whose arrival time is known, in arrival order."""
@@ -84,9 +87,10 @@ class Columns:
         workload = self.workload
         if workload.hash_ids is None:
             return []
-        ids: list[object] = workload.hash_ids.row(row).tolist()
+        start, end = self._id_offsets[row], self._id_offsets[row + 1]
         if workload.output_hash_ids is not None:
-            ids = ids[: self._prompt[row] // workload.hash_block_size]
+            end = min(end, start + self._prompt[row] // workload.hash_block_size)
+        ids: list[object] = workload.hash_ids.values[start:end].tolist()
         adapter = None if workload.adapter is None else workload.adapter[row]
         return ids if adapter is None else [(adapter, key) for key in ids]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -50,3 +51,32 @@ def test_decisions_do_not_depend_on_fast_forward(router: str) -> None:
         )
 
     check()
+
+
+@pytest.mark.parametrize("allocator", ["paged", "radix"])
+def test_a_fast_look_into_the_index_finds_what_a_slow_one_finds(allocator: str) -> None:
+    """Where memories promise to keep beginnings, their holdings have no gaps, whatever is overwritten."""
+    looks = []
+    space = Space(policies={"router": "prefix_precise"}, num_replicas=(2, 3), max_rows=14, allocator=allocator)
+
+    @examples(30)
+    @given(scenarios(space))
+    def check(scenario: Scenario) -> None:
+        simulation = make_simulation(replace(scenario, hashed=True, prefix_caching=True))
+        signals: Any = simulation.cluster.routing.signals
+        assert signals._closed
+        look = signals.cached_tokens
+
+        def both(request: Any) -> Any:
+            found = look(request)
+            signals._closed = False
+            assert look(request).tolist() == found.tolist()
+            signals._closed = True
+            looks.append(found.max())
+            return found
+
+        signals.cached_tokens = both
+        simulation.run()
+
+    check()
+    assert sum(tokens > 0 for tokens in looks) > 20

@@ -25,7 +25,7 @@ def test_the_index_is_a_set_of_holders(num_replicas: int, changes: list[tuple[in
     index, plain = PrefixIndex(num_replicas), set()
     for key, replica, adds in changes:
         if replica < num_replicas:
-            (index.add if adds else index.discard)(key, replica)
+            (index.add if adds else index.discard)([key], replica)
             (plain.add if adds else plain.discard)((key, replica))
     wanted = [next((k for k in range(12) if (k, r) not in plain), 12) for r in range(num_replicas)]
     assert index.leading(range(12)).tolist() == wanted
@@ -38,8 +38,7 @@ def test_the_index_is_a_set_of_holders(num_replicas: int, changes: list[tuple[in
 def test_holdings_without_gaps_can_be_searched(lengths: list[int], asked: int) -> None:
     index = PrefixIndex(len(lengths))
     for replica, length in enumerate(lengths):
-        for key in range(length):
-            index.add(key, replica)
+        index.add(range(length), replica)
     wanted = [min(length, asked) for length in lengths]
     assert index.leading_closed(range(asked)).tolist() == index.leading(range(asked)).tolist() == wanted
 
@@ -99,7 +98,7 @@ def test_cache_events_tell_what_the_memory_holds(allocator: str, num_blocks: int
                 if allocator == "paged":
                     assert held == kv.runs[key].is_complete
                 else:
-                    assert held == (kv.tree.stored[key] >= kv._lengths[key])
+                    assert held == (kv.tree.stored[key] >= kv._lengths[key] > 0)
 
     state: dict[tuple[int, object], bool] = {}
     told, signals._on_cache_change = signals._on_cache_change, compare
