@@ -75,7 +75,8 @@ class RadixKV(PagedKV):
         if not self.tree.changed:
             return []
         stored, lengths = self.tree.stored, self._lengths
-        found: list[tuple[object, bool]] = [(key, stored[key] >= lengths[key] > 0) for key in self.tree.changed]
+        named = (key for key in self.tree.changed if lengths[key] > 0)
+        found: list[tuple[object, bool]] = [(key, stored[key] >= lengths[key]) for key in named]
         self.tree.changed = {}
         return found
 
