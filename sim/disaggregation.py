@@ -82,8 +82,9 @@ def transfer_rules(config: ExperimentConfig, model: ModelSpec) -> TransferRules:
     if moves.dtype is not None and moves.dtype not in DTYPE_BYTES:
         where = config.where("cluster.disaggregation.kv_transfer.dtype")
         raise InputError(f"{where}: {unknown_name('data type', moves.dtype, DTYPE_BYTES)}")
+    cached = next((pool.kv_cache.dtype for pool in config.cluster.pools if pool.role != "decode"), None)
     return TransferRules(
-        bytes_per_token=model.kv_bytes_per_token(kv_dtype=moves.dtype),
+        bytes_per_token=model.kv_bytes_per_token(kv_dtype=moves.dtype or cached),
         num_layers=model.num_layers,
         mode=moves.mode,
         granularity=moves.granularity,

@@ -118,7 +118,14 @@ def _float(dumper: yaml.SafeDumper, value: float) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:float", text)
 
 
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    """Line breaks beyond ASCII must be escaped: PyYAML folds them away in the other styles."""
+    style = '"' if any(mark in value for mark in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
 _Dumper.add_representer(float, _float)
+_Dumper.add_representer(str, _text)
 # A string that this module's loader would read as a number must be quoted.
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 

@@ -278,6 +278,11 @@ def test_the_written_configuration_gives_the_same_bytes_from_anywhere(
     assert resolved(again) == resolved(config)
 
 
+@pytest.mark.parametrize("label", ["a\x85b", "\u2028", "x\x85\n"])
+def test_line_breaks_beyond_ascii_survive_writing_and_reading(label: str) -> None:
+    assert yamlfile.parse(yamlfile.dump({"label": label}), "again").values == {"label": label}
+
+
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rate=st.floats(1e-6, 1e6),
