@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from sim.clock import Clock, Order, Timer
@@ -76,11 +77,12 @@ class Route:
     num_streams: int = 1
     latency: float = 0.0  # seconds before the first byte
 
-    @property
+    @cached_property
     def links(self) -> tuple[Link, ...]:
+        """The links by themselves."""
         return tuple(crossing.link for crossing in self.crossings)
 
-    @property
+    @cached_property
     def bytes_per_second(self) -> float:
         """What the narrowest link allows when nothing else moves."""
         rates = (self.num_streams * link.bytes_per_second / streams for link, streams in self.crossings)
@@ -110,33 +112,50 @@ def max_min_rates(flows: Sequence[Flow]) -> list[float]:
     Progressive filling: the rate of all streams rises together; where a link is full, or a flow at its limit, those
     that it holds stay, and the rest go on.
     """
+    if len(flows) == 1:
+        return [min(flows[0].max_rate, flows[0].route.bytes_per_second)]
     rates = [0.0] * len(flows)
-    left, streams = _loads(flows)
-    rising = dict(enumerate(flows))
-    while rising:
-        levels = {link: left[link] / streams[link] for link in left if streams[link]}
-        limits = {i: flow.max_rate / flow.route.num_streams for i, flow in rising.items()}
-        level = min(min(levels.values(), default=INFINITE), min(limits.values()))
-        full = {link for link, value in levels.items() if value <= level}
-        stopped = [i for i, flow in rising.items() if limits[i] <= level or not full.isdisjoint(flow.route.links)]
+    limits = {i: flow.max_rate / flow.route.num_streams for i, flow in enumerate(flows)}
+    shared = _shared(flows)
+    while limits:
+        levels = [each.left / each.streams for each in shared]
+        level = min(min(levels, default=INFINITE), min(limits.values()))
+        held = {i for each, value in zip(shared, levels, strict=True) if value <= level for i in each.users}
+        stopped = [i for i, limit in limits.items() if limit <= level or i in held]
         for i in stopped:
-            flow = rising.pop(i)
-            rates[i] = level * flow.route.num_streams
-            for link, count in flow.route.crossings:
-                left[link] -= level * count
-                streams[link] -= count
+            rates[i] = level * flows[i].route.num_streams
+            del limits[i]
+        shared = [each for each in shared if each.release(stopped, level)]
     return rates
 
 
-def _loads(flows: Sequence[Flow]) -> tuple[dict[Link, float], dict[Link, int]]:
-    """Bytes per second that every link has, and the streams across it."""
-    left: dict[Link, float] = {}
-    streams: dict[Link, int] = {}
-    for flow in flows:
-        for link, count in flow.route.crossings:
-            left[link] = link.bytes_per_second
-            streams[link] = streams.get(link, 0) + count
-    return left, streams
+@dataclass
+class _Shared:
+    """The narrowest of some links that the same streams cross; `users`: streams of the flows whose rates still rise."""
+
+    left: float
+    users: dict[int, int]
+    streams: int
+
+    def release(self, stopped: Sequence[int], level: float) -> bool:
+        """Flows stay at this rate of a stream from now on; whether others go on."""
+        gone = sum(self.users.pop(i, 0) for i in stopped)
+        self.left -= level * gone
+        self.streams -= gone
+        return self.streams > 0
+
+
+def _shared(flows: Sequence[Flow]) -> list[_Shared]:
+    """The links of these flows; of several with the same users only the narrowest can hold anyone up."""
+    users: dict[Link, list[tuple[int, int]]] = {}
+    for i, flow in enumerate(flows):
+        for link, streams in flow.route.crossings:
+            users.setdefault(link, []).append((i, streams))
+    narrowest: dict[tuple[tuple[int, int], ...], float] = {}
+    for link, those in users.items():
+        key = tuple(those)
+        narrowest[key] = min(narrowest.get(key, INFINITE), link.bytes_per_second)
+    return [_Shared(speed, dict(key), sum(streams for _, streams in key)) for key, speed in narrowest.items()]
 
 
 def connected(seeds: Iterable[Flow]) -> list[Flow]:
