@@ -34,8 +34,7 @@ def command(
         return
     _print(_replicas(found))
     for step in found["steps"]:
-        _print(_step(step))
-        _print_verdict(step)
+        _print_step(step)
     for transfer in found["transfers"]:
         _print(_transfer(transfer))
         typer.echo(_slow(transfer["slowest"]))
@@ -54,9 +53,20 @@ def _replicas(found: dict[str, Any]) -> Table:
     return table
 
 
-def _step(step: dict[str, Any]) -> Table:
+def _print_step(step: dict[str, Any]) -> None:
     what = f"{step['replicas']}: {step['step']}, {step['seconds'] * 1e3:.3f} ms"
-    table = _table(what, "message", "link", "times", "MB each", "ms a step", "share")
+    if not step["hops"]:
+        typer.echo(f"{what}\nnothing is sent between GPUs, or the cost model does not time it by itself")
+        return
+    _print(_messages(step, what))
+    for hop in step["hops"]:
+        typer.echo(f"{hop['message'].replace('_', ' ')}, one GPU to another: {' > '.join(hop['path'])}")
+    share = sum(hop["seconds"] for hop in step["hops"]) / step["seconds"]
+    typer.echo(f"communication {share:.1%} of the step; {_slow(step['slowest'])}")
+
+
+def _messages(step: dict[str, Any], title: str) -> Table:
+    table = _table(title, "message", "link", "times", "MB each", "ms a step", "share")
     for hop in step["hops"]:
         table.add_row(
             hop["message"].replace("_", " "),
@@ -67,16 +77,6 @@ def _step(step: dict[str, Any]) -> Table:
             f"{hop['seconds'] / step['seconds']:.1%}",
         )
     return table
-
-
-def _print_verdict(step: dict[str, Any]) -> None:
-    if not step["hops"]:
-        typer.echo("nothing is sent between GPUs, or the cost model does not time it by itself")
-        return
-    for hop in step["hops"]:
-        typer.echo(f"{hop['message'].replace('_', ' ')}, one GPU to another: {' > '.join(hop['path'])}")
-    share = sum(hop["seconds"] for hop in step["hops"]) / step["seconds"]
-    typer.echo(f"communication {share:.1%} of the step; {_slow(step['slowest'])}")
 
 
 def _transfer(transfer: dict[str, Any]) -> Table:
