@@ -13,6 +13,7 @@ from sim.clock import Clock
 from sim.config import experiment_from_values
 from sim.decisions import GpuSlot, NotPlaced, Placed
 from sim.errors import InputError, PolicyError
+from sim.experiment import RunOptions, run
 from sim.fabric import Fabric
 from sim.hardware import gpu_names
 from sim.links import default_node, link_names, load_link, load_node, node_names
@@ -209,3 +210,13 @@ def test_a_run_says_which_links_between_nodes_were_assumed() -> None:
     wide = [{"tensor_parallel": 16, "cost_model": {"kind": "roofline"}}]
     simulation = build(config(wide, {"node": "dgx-h100", "link": "ethernet-100"}))
     assert any("ethernet-100: assumed, not measured" in warning for warning in simulation.warnings)
+
+
+@pytest.mark.parametrize("kind", ["roofline", "fitted"])
+def test_stepping_and_fast_forward_agree_where_a_replica_spans_nodes(kind: str) -> None:
+    """To the last bit; and the same replicas within one node are faster."""
+    wide = {"gpu": "a100-sxm-80gb", "tensor_parallel": 8, "cost_model": {"kind": kind}}
+    slow = config([wide], {"gpus_per_node": 4, "link": "ethernet-100"})
+    summaries = [run(slow, RunOptions(step_by_step=stepping)).summary for stepping in (True, False)]
+    assert summaries[0] == summaries[1]
+    assert run(config([wide])).summary["e2e"]["mean"] < summaries[0]["e2e"]["mean"]
