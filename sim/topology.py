@@ -190,7 +190,7 @@ def describe_nodes(
     network = config.cluster.network
     profiles = {name: _node_profile(config, name) for name in gpus}
     _check_node(config, profiles)
-    profiles = {name: _resized(profile, network) for name, profile in profiles.items()}
+    profiles = {name: _resized(config, profile) for name, profile in profiles.items()}
     nodes: list[Node] = []
     for name, gpu in gpus.items():
         count = network.num_nodes if network else None
@@ -211,11 +211,16 @@ def _node_profile(config: ExperimentConfig, gpu: str) -> NodeProfile:
     return named if not named.gpus or gpu in named.gpus else default_node(gpu)
 
 
-def _resized(profile: NodeProfile, network: NetworkConfig | None) -> NodeProfile:
+def _resized(config: ExperimentConfig, profile: NodeProfile) -> NodeProfile:
     """The node with the numbers of GPUs and adapters that the network gives."""
+    network = config.cluster.network
     given = {"num_gpus": network.gpus_per_node, "num_nics": network.nics_per_node} if network else {}
     facts = {name: Fact(float(value), "", None) for name, value in given.items() if value is not None}
-    return replace(profile, facts={**profile.facts, **facts})
+    node = replace(profile, facts={**profile.facts, **facts})
+    if "num_nics" in facts and node.num_nics > node.num_gpus:
+        where = config.where("cluster.network.nics_per_node")
+        raise InputError(f"{where}: must not be above the {node.num_gpus} GPUs of a node: a GPU uses one adapter")
+    return replace(node, facts={**node.facts, "num_nics": Fact(min(node.num_nics, node.num_gpus), "", None)})
 
 
 def _check_node(config: ExperimentConfig, profiles: Mapping[str, NodeProfile]) -> None:

@@ -18,6 +18,7 @@ from sim.fabric import Fabric
 from sim.hardware import gpu_names
 from sim.links import default_node, link_names, load_link, load_node, node_names
 from sim.network import Flow
+from sim.study.sweep import Workers, sweep
 from sim.topology import Shape, Topology, plan_topology
 
 FEW = {"num_requests": 3, "arrivals": {"process": "constant", "rate": 1.0}}
@@ -193,6 +194,7 @@ BAD = [
     ({"rack_uplink": {"oversubscription": 2.0}}, "rack_uplink needs nodes_per_rack"),
     ({"nodes_per_rack": 1, "rack_uplink": {"link": "eth"}}, "rack_uplink.link: unknown link 'eth'"),
     ({"speed": 3}, "speed"),
+    ({"nics_per_node": 16}, "nics_per_node: must not be above the 8 GPUs of a node: a GPU uses one adapter"),
 ]
 
 
@@ -220,3 +222,10 @@ def test_stepping_and_fast_forward_agree_where_a_replica_spans_nodes(kind: str) 
     summaries = [run(slow, RunOptions(step_by_step=stepping)).summary for stepping in (True, False)]
     assert summaries[0] == summaries[1]
     assert run(config([wide])).summary["e2e"]["mean"] < summaries[0]["e2e"]["mean"]
+
+
+def test_the_experiment_on_parallelism_across_nodes_holds_at_a_quarter_of_its_size(tmp_path: Path) -> None:
+    study = Path(__file__).parents[2] / "experiments" / "parallel_across_nodes" / "study.yaml"
+    outcome = sweep(study, tmp_path / "study", ["workload.num_requests=50"], Workers(1))
+    assert not outcome.failed_runs
+    assert not outcome.failures
