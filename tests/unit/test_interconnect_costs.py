@@ -15,8 +15,10 @@ from sim.cost import build_cost_model
 from sim.cost.base import BatchShape
 from sim.hardware import load_gpu
 from sim.interconnect import COLLECTIVE_SHARE, PROTOCOL_FACTOR, PROTOCOL_LOG2_BYTES, Interconnect
+from sim.links import load_link
 from sim.model import load_model
 
+TRANSFERS = Path(__file__).parents[2] / ".." / "shared" / "data" / "kernels" / "p2p.csv.gz"
 KERNELS = Path(__file__).parents[2] / ".." / "shared" / "data" / "kernels" / "collectives.csv.gz"
 ETHERNET = Interconnect("ethernet-100", 9.375e9, 20e-6, num_nodes=2, group_gpus=4)
 SHAPES = {
@@ -108,7 +110,7 @@ def test_on_a_slow_link_a_pipeline_beats_a_group_across_nodes(kind: str) -> None
 
 @pytest.mark.shared_data
 @pytest.mark.skipif(not KERNELS.exists(), reason="needs ../shared/data/kernels")
-@pytest.mark.parametrize(("per_node", "tolerance"), [(1, 0.15), (4, 0.35), (8, 0.35)])
+@pytest.mark.parametrize(("per_node", "tolerance"), [(1, 0.06), (2, 0.30), (4, 0.10), (8, 0.20)])
 def test_all_reduces_between_two_nodes_are_near_the_measured_ones(per_node: int, tolerance: float) -> None:
     """NCCL on two A100 nodes: the median error over all sizes from 32 KB, given the speed of large messages."""
     between, within = measured(2 * per_node, per_node), measured(per_node, per_node)
@@ -120,6 +122,30 @@ def test_all_reduces_between_two_nodes_are_near_the_measured_ones(per_node: int,
     joined = Interconnect("x", speed, 24e-6, num_nodes=2, group_gpus=per_node)
     errors = np.abs((joined.all_reduce(sizes) + inside) / times - 1.0)[sizes >= 32768]
     assert statistics.median(errors.tolist()) < tolerance
+
+
+@pytest.mark.shared_data
+@pytest.mark.skipif(not TRANSFERS.exists(), reason="needs ../shared/data/kernels")
+@pytest.mark.parametrize(
+    ("source", "per_node", "link", "tolerance"),
+    [
+        ("vidur:h100_dgx", 1, "infiniband-ndr", 0.03),
+        ("vidur:h100_dgx", 2, "nvlink4", 0.08),
+        ("vidur:a100_dgx", 2, "nvlink3", 0.12),
+    ],
+)
+def test_transfers_between_two_gpus_are_near_the_measured_ones(
+    source: str, per_node: int, link: str, tolerance: float
+) -> None:
+    """Latency plus bytes over speed against NCCL's send and receive, 2 KB to 64 MB: the median error."""
+    profile, errors = load_link(link), []
+    with gzip.open(TRANSFERS, "rt", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if (row["source"], row["devices_per_node"]) == (source, str(per_node)):
+                expected = profile.latency + float(row["bytes"]) / profile.bytes_per_second
+                errors.append(abs(expected / (float(row["time_us"]) * 1e-6) - 1.0))
+    assert len(errors) > 500
+    assert statistics.median(errors) < tolerance
 
 
 def measured(world: int, per_node: int) -> dict[float, float]:
