@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sim.build import PoolBuilder, place
 from sim.clock import Clock
 from sim.cost.base import BatchShape
+from sim.disaggregation import transfer_rules
 from sim.fabric import Fabric
 
 if TYPE_CHECKING:
@@ -32,17 +33,19 @@ class Load:
     context: int = 1024
     prompt: int = 2048
 
-    def steps(self) -> dict[str, tuple[BatchShape, int]]:
-        """Shape and number of tokens of each step."""
+    def steps(self, role: str) -> dict[str, tuple[BatchShape, int]]:
+        """Shape and number of tokens of each step that replicas of this role do."""
         decode = BatchShape(
             num_decode_sequences=self.batch, decode_context=self.batch * self.context, max_context=self.context
         )
         pairs = self.prompt * (self.prompt + 1) // 2
         prefill = BatchShape(self.prompt, 1, pairs, self.prompt, max_context=self.prompt)
-        return {
-            f"decode of {self.batch} x {self.context} tokens": (decode, self.batch),
-            f"prefill of {self.prompt} tokens": (prefill, self.prompt),
-        }
+        steps = {}
+        if role != "prefill":
+            steps[f"decode of {self.batch} x {self.context} tokens"] = (decode, self.batch)
+        if role != "decode":
+            steps[f"prefill of {self.prompt} tokens"] = (prefill, self.prompt)
+        return steps
 
 
 def describe(config: ExperimentConfig, load: Load) -> Facts:
@@ -87,7 +90,7 @@ def _steps(builder: PoolBuilder, fabric: Fabric, load: Load) -> Iterator[Facts]:
         if not alike:
             continue
         cost = builder.other_costs.get(joined, builder.cost)
-        for name, (shape, num_tokens) in load.steps().items():
+        for name, (shape, num_tokens) in load.steps(builder.pool.role).items():
             parts = cost.breakdown(shape)
             hops = _hops(builder, fabric, alike[0], {key: float(part["seconds"]) for key, part in parts.items()})
             num_bytes = num_tokens * builder.model.hidden_size * builder.model.dtype_bytes
@@ -161,7 +164,7 @@ def _transfers(
     seen: dict[tuple[Any, ...], Facts] = {}
     for source, destination in _pairs(config, fabric.topology):
         model = builders[fabric.topology.places[source].pool].model
-        num_bytes = prompt * model.layer_kv_bytes() * model.num_layers
+        num_bytes = prompt * transfer_rules(config, model).bytes_per_token
         route = fabric.route(source, destination)
         hops = _links(route, num_bytes)
         key = (num_bytes, *((hop["link"], hop["count"], hop["num_bytes"]) for hop in hops))

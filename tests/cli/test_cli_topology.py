@@ -67,6 +67,30 @@ def test_one_gpu_sends_nothing() -> None:
     assert found["transfers"] == []
 
 
+SPLIT = """
+workload: {num_requests: 1, arrivals: {process: constant, rate: 1.0}, prompt_tokens: {distribution: fixed, value: 9},
+  output_tokens: {distribution: fixed, value: 9}}
+cluster:
+  disaggregation: always_split
+  network: {nics_per_node: 1}
+  pools:
+    - {name: p, role: prefill, model: llama-2-70b, gpu: h100-sxm, tensor_parallel: 4, replicas: 3}
+    - {name: d, role: decode, model: llama-2-70b, gpu: h100-sxm, tensor_parallel: 8}
+"""
+
+
+def test_split_pools_show_their_own_step_and_their_transfers(tmp_path: Path) -> None:
+    """All KV enters the decode node over its one adapter of 36 GB/s."""
+    file = tmp_path / "split.yaml"
+    file.write_text(SPLIT, encoding="utf-8")
+    given = ["topology", str(file), "--json"]
+    found = json.loads(CliRunner().invoke(build_app(given), given, catch_exceptions=False).stdout)
+    assert [step["step"].split()[0] for step in found["steps"]] == ["prefill", "decode"]
+    (transfer,) = found["transfers"]
+    assert (transfer["source"], transfer["destination"], transfer["num_pairs"]) == ("p-0", "d-3", 3)
+    assert transfer["seconds"] == pytest.approx(17e-6 + transfer["num_bytes"] / 36e9, rel=1e-6)
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "sim", "topology", *arguments], capture_output=True, text=True)
 
