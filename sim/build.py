@@ -84,8 +84,11 @@ def build(
         make_pools=pools_factory(config, builders, seeds, fabric_on),
         routing=routing_settings(config),
     )
+    simulation.fabric = fabric_on(simulation.clock)
     simulation.saves_cache = config.output.cache_state
     simulation.warnings += dict.fromkeys(note for builder in builders for note in builder.cost_notes)
+    if simulation.pools is not None and len(topology.nodes) > 1:  # KV may cross links between nodes
+        simulation.warnings += topology.assumptions()
     simulation.warnings += dict.fromkeys(note for builder in builders for note in prediction_notes(config, builder))
     simulation.warnings += dict.fromkeys(note for builder in builders for note in builder.length_notes())
     return simulation

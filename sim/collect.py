@@ -57,6 +57,7 @@ def collect(simulation: Simulation, wall_seconds: float) -> RunResult:
         preemptions=preemption_columns(simulation.replicas, requests),
         cache_states=cache_states(simulation) if simulation.saves_cache else None,
         transfers=transfers,
+        links=[] if simulation.fabric is None else simulation.fabric.accounts(),
         pool_roles=None if simulation.pools is None else {pool.name: pool.role for pool in simulation.pools.pools},
         routing=None if simulation.cluster.routing.log is None else simulation.cluster.routing.log.columns(),
         warnings=list(simulation.warnings),

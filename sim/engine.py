@@ -19,6 +19,7 @@ from sim.units import to_grid
 from sim.workload.columns import Columns
 
 if TYPE_CHECKING:
+    from sim.fabric import Fabric
     from sim.interfaces import AdmissionPolicy, LengthPredictor, Router
     from sim.pools import Pools
     from sim.replica import Replica
@@ -65,6 +66,7 @@ class Simulation:
         self.pools = None if make_pools is None else make_pools(self.cluster, self._on_end)
         if self.pools is None:
             self.cluster.routing.enlist(router)
+        self.fabric: Fabric | None = None  # whose links the result accounts for
         self.saves_cache = False  # whether the result states what is cached at the end
         self.predictions = Table(("row", "num_tokens"))
         self.timeline_interval = timeline_interval

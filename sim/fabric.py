@@ -27,9 +27,10 @@ OnDone = Callable[[Flow], None]
 
 
 class LinkAccount(NamedTuple):
-    """What one link carried: bytes, and seconds in which something moved."""
+    """What one link carried: bytes, and seconds in which something moved; its speed in bytes per second."""
 
     link: str
+    bytes_per_second: float
     num_bytes: float
     busy_time: float
 
@@ -87,7 +88,10 @@ class Fabric:
     def accounts(self) -> list[LinkAccount]:
         """Bytes and busy seconds of every link that a route crosses, as of now, in order of first use."""
         now = self.clock.now
-        return [LinkAccount(link.name, link.bytes_done(now), link.busy_time(now)) for link in self.links.values()]
+        return [
+            LinkAccount(link.name, link.bytes_per_second, link.bytes_done(now), link.busy_time(now))
+            for link in self.links.values()
+        ]
 
     def _find(self, source: int, destination: int) -> Route:
         places = self.topology.places

@@ -17,6 +17,7 @@ from sim.errors import InputError
 from sim.isolation import is_isolated, isolation_price
 from sim.measured import PARTS, Measured, measure
 from sim.memory_shares import cache_details, concurrency, memory_shares
+from sim.network_metrics import network_metrics
 from sim.quantiles import describe, describe_weighted, exact_sum, jain_index
 from sim.result import Status
 from sim.slo import meets, owned_by, read_slo, verdicts
@@ -72,6 +73,7 @@ def summarize(
     if "predicted_output_tokens" in measured.columns:
         summary["length_prediction"] = _length_prediction(measured)
     summary |= transfer_metrics(result, measured)
+    summary |= network_metrics(result)
     summary["replicas"] = [_replica(replica, result.end_time) for replica in result.replicas]
     summary["cost"] = _cost(result, config, warnings)
     summary |= _groups(measured, config, warnings)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from sim.fabric import LinkAccount
     from sim.units import FloatArray, IntArray
 
 
@@ -114,4 +115,5 @@ class RunResult:
     routing: dict[str, np.ndarray] | None = None  # one row a decision of the router, where logged (sim/routing.py)
     warnings: list[str] = field(default_factory=list)
     transfers: dict[str, np.ndarray] | None = None  # one row a split request (sim/transfer.py); None: none can be split
+    links: list[LinkAccount] = field(default_factory=list)  # of the fabric, those that some route crosses
     pool_roles: dict[str, str] | None = None  # role by pool; None: requests cannot be split
