@@ -344,7 +344,7 @@ class ClusterConfig(Model):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"two pools are named '{twice[0]}'; every pool needs a name of its own")
-        other = sorted({pool.role for pool in self.pools} - {"mixed"})
+        other = sorted({pool.role for pool in self.pools if pool.replicas} - {"mixed"})
         if other and self.disaggregation.policy == "colocated":
             raise ValueError(
                 f"pools of role {' and '.join(other)} need a disaggregation policy that splits requests; allowed with "

@@ -186,6 +186,7 @@ class Simulation:
         places = self.cluster.left(seq, placed[1].index)
         if delivered == 0:
             seq.first_token_time = NEVER
+        seq.preempted_duration -= max(0.0, seq.preempted_until - now)  # its re-prefill is in flight
         if seq.evicted_time < now:
             seq.preempted_duration += now - seq.evicted_time
             if delivered == 0:

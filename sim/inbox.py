@@ -33,7 +33,7 @@ class Inbox:
         self._landed: deque[Handoff] = deque()
         self.joined: list[Handoff] = []  # running, in no batch yet
         self._unsettled = False  # the answer may change although nobody leaves
-        self._tried: tuple[int, int] | None = None  # departures and admissions when nobody else got in
+        self._tried: tuple[int, int, int] | None = None  # departures, admissions, queue when nobody else got in
 
     def __len__(self) -> int:
         return len(self._pending) + len(self._loading) + len(self._landed)
@@ -53,8 +53,9 @@ class Inbox:
         return bool(self.joined) or (self.waits and (self._unsettled or self._tried != self._version))
 
     @property
-    def _version(self) -> tuple[int, int]:
-        return self._replica.num_departures, self._replica.num_orders
+    def _version(self) -> tuple[int, int, int]:
+        replica = self._replica
+        return replica.num_departures, replica.num_orders, len(replica.waiting) + len(replica.swapped)
 
     # --- from outside -------------------------------------------------------------------------------------------------
 

@@ -635,7 +635,7 @@ class Replica:
             seq.preempted_duration += end - seq.evicted_time
             if seq.num_emitted == 0:
                 seq.preempted_before_first_token = seq.preempted_duration
-            seq.evicted_time = NEVER
+            seq.evicted_time, seq.preempted_until = NEVER, end
         seq.num_emitted += 1
         self.join_decodes(seq)
 
@@ -643,7 +643,7 @@ class Replica:
         """A swapped decode has its next token at `time`; a prefill is accounted for with its last chunk."""
         if seq.phase is not Phase.PREFILL and seq.evicted_time != NEVER:
             seq.preempted_duration += time - seq.evicted_time
-            seq.evicted_time = NEVER
+            seq.evicted_time, seq.preempted_until = NEVER, time
 
     def join_decodes(self, seq: Sequence) -> None:
         """Become a decode: work out the clock of the last token, and when the scheduler stops asking for it."""

@@ -68,6 +68,7 @@ class Sequence:
         "predicted_output_tokens",
         "preempted_before_first_token",
         "preempted_duration",
+        "preempted_until",
         "prefix_tokens",
         "priority",
         "request_class",
@@ -124,6 +125,7 @@ class Sequence:
         self.first_token_time = NEVER
         self.evicted_time = NEVER
         self.preempted_duration = 0.0
+        self.preempted_until = 0.0  # end of the latest preemption that preempted_duration holds
         self.preempted_before_first_token = 0.0
         self.running_at_first_token = 0
         self.block_time_sum = 0.0  # sum over held blocks of the time each was taken, decode blocks excluded

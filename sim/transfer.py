@@ -44,6 +44,7 @@ COPIED = (  # what the course of the prompt says about the request
     "first_token_time",
     "evicted_time",
     "preempted_duration",
+    "preempted_until",
     "preempted_before_first_token",
     "running_at_first_token",
 )

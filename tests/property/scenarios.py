@@ -45,7 +45,7 @@ def examples(number: int) -> settings:
 
     Only then is a failure made smaller, which can take minutes.
     """
-    phases = [Phase.explicit, Phase.generate, *([Phase.shrink] if EXAMPLES and not os.environ.get("NOSHRINK") else [])]
+    phases = [Phase.explicit, Phase.generate, *([Phase.shrink] if EXAMPLES else [])]
     return settings(
         phases=phases,
         max_examples=EXAMPLES or number,
