@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sim.engine import Simulation
+    from sim.perfetto import Window
     from sim.result import RunResult
     from sim.workload.base import Workload
 
@@ -37,6 +38,7 @@ class RunOptions:
     timeline: bool = False
     timeline_interval: float = 1.0  # simulated seconds between samples
     report: bool = False
+    perfetto: Window | None = None  # the part of the run that trace.json has; None: no trace.json
 
     @classmethod
     def of(
@@ -46,15 +48,17 @@ class RunOptions:
         step_log: bool = False,
         timeline: bool = False,
         report: bool = False,
+        perfetto: Window | None = None,
     ) -> RunOptions:
-        """What the file wants and what the flags add. A report records the timeline, for its figures."""
+        """What the file wants and what the flags add. A report records the timeline, a trace the steps as well."""
         report = report or wanted.report
         return cls(
             step_by_step=step_by_step,
-            step_log=step_log or wanted.steps,
-            timeline=timeline or wanted.timeline or report,
+            step_log=step_log or wanted.steps or perfetto is not None,
+            timeline=timeline or wanted.timeline or report or perfetto is not None,
             timeline_interval=wanted.timeline_interval,
             report=report,
+            perfetto=perfetto,
         )
 
 
@@ -102,8 +106,9 @@ def conclude(result: RunResult, workload: Workload, config: ExperimentConfig, op
     return Outcome(config, options, summary, frame, result, unmet)
 
 
-def write(outcome: Outcome, directory: Path) -> None:
-    """Write the output directory; it appears whole or not at all."""
+def write(outcome: Outcome, directory: Path) -> str | None:
+    """Write the output directory; it appears whole or not at all. Returns what a file of bounded size left out."""
+    left_out = None
     with output.output_directory(directory) as folder:
         output.write_json(folder / "summary.json", outcome.summary)
         output.write_text(folder / "config.yaml", dump_yaml(outcome.config))
@@ -118,11 +123,16 @@ def write(outcome: Outcome, directory: Path) -> None:
             output.write_columns(folder / "preemptions.parquet", outcome.result.preemptions)
         if outcome.result.routing is not None:
             output.write_columns(folder / "routing.parquet", with_request_ids(outcome))
+        if outcome.options.perfetto is not None:
+            from sim.perfetto import write_trace
+
+            left_out = write_trace(folder / "trace.json", outcome, outcome.options.perfetto)
         if outcome.options.report:
             from sim.report import write_report
 
             write_report(folder)
         output.write_json(folder / "run.json", run_facts(outcome.result))
+    return left_out
 
 
 def with_request_ids(outcome: Outcome) -> dict[str, Any]:

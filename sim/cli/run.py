@@ -31,6 +31,12 @@ def command(
     step_log: Annotated[bool, typer.Option("--step-log", help="Write steps.parquet, a row a step.")] = False,
     timeline: Annotated[bool, typer.Option("--timeline", help="Write timeline.parquet, sampled state.")] = False,
     report: Annotated[bool, typer.Option("--report", help="Write report.html (records the timeline too).")] = False,
+    perfetto: Annotated[
+        bool, typer.Option("--perfetto", help="Write trace.json for ui.perfetto.dev (records steps and timeline too).")
+    ] = False,
+    perfetto_window: Annotated[
+        str | None, typer.Option(help="Only this part of the run, in simulated seconds.", metavar="START:END")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print summary.json instead of a table.")] = False,
 ) -> None:
@@ -38,15 +44,19 @@ def command(
     from sim.config import load_experiment
     from sim.experiment import RunOptions, finish, prepare, write
     from sim.output import check_target
+    from sim.perfetto import Window
 
+    window = Window.parse(perfetto_window) if perfetto or perfetto_window is not None else None
     config = load_experiment(experiment, sets or [], seed)
     directory = out or Path("out") / config.name
     check_target(directory)
-    options = RunOptions.of(config.output, step_by_step, step_log, timeline, report)
+    options = RunOptions.of(config.output, step_by_step, step_log, timeline, report, window)
     simulation = prepare(config, options)
     with _progress(simulation, shown=not quiet and not as_json) as progress:
         outcome = finish(simulation, config, options, progress)
-    write(outcome, directory)
+    left_out = write(outcome, directory)
+    if left_out is not None:
+        print(f"note: {directory / 'trace.json'}: {left_out}", file=sys.stderr)
     _print(outcome, directory, quiet, as_json)
     _check_expectations(outcome)
 

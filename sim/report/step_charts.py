@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.perfetto import lanes
 from sim.report import text, theme
 from sim.report.chart import (
     MAX_POINTS,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from sim.measured import BoolArray
     from sim.report.data import RunData
-    from sim.units import FloatArray, IntArray
+    from sim.units import FloatArray
 
 _NO_STEPS = "run again with --step-log"
 _NO_TIMELINE = "run again with --timeline"
@@ -194,17 +195,6 @@ def _bars(axes: Axes, steps: pd.DataFrame, start: FloatArray) -> None:
     axes.set(ylim=(0, lane.max() + 1), xlim=(start.min(), float((start + duration).max())), yticks=[])
     axes.set_ylabel("steps")
     legend(axes)
-
-
-def lanes(start: FloatArray, end: FloatArray) -> IntArray:
-    """The lowest free lane for each of these intervals in order of their starts: steps in a pipeline overlap."""
-    free: list[float] = []
-    found = []
-    for low, high in zip(start, end, strict=True):
-        lane = next((i for i, until in enumerate(free) if until <= low + 1e-12), len(free))
-        free[lane : lane + 1] = [high]
-        found.append(lane)
-    return np.array(found, dtype=np.int64)
 
 
 def _batch_lines(axes: Axes, steps: pd.DataFrame, start: FloatArray) -> None:

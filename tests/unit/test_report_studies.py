@@ -18,13 +18,14 @@ import pytest
 import report_folders as folders
 
 from sim.errors import InputError
+from sim.perfetto import lanes
 from sim.report import figures, write_figures, write_report
 from sim.report.compare_charts import pooled, relative_interval
 from sim.report.compare_page import verdict_words
 from sim.report.data import load
 from sim.report.knee import bend, first_backlogged, largest_held, pareto_front
 from sim.report.page import read
-from sim.report.step_charts import busy_shares, gantt, lanes
+from sim.report.step_charts import busy_shares, gantt
 from sim.report.sweep_data import load_sweep
 from sim.report.sweep_maps import differences
 from sim.report.text import metric_title, metric_value, signed_value
