@@ -20,6 +20,7 @@ from sim.isolation import Spans, isolated_spans
 from sim.kv.eviction import EvictingKV, NextUse, next_uses
 from sim.kv.host import HostMemory, PrivatePort
 from sim.kv.warm import load_states, state_of, warm_up
+from sim.layer_groups import count_kv
 from sim.memory import plan_memory
 from sim.model import load_model
 from sim.replica import Limits, Replica
@@ -89,6 +90,7 @@ def build(
     simulation.warnings += dict.fromkeys(note for builder in builders for note in builder.cost_notes)
     if simulation.pools is not None and len(topology.nodes) > 1:  # KV may cross links between nodes
         simulation.warnings += topology.assumptions()
+    simulation.warnings += dict.fromkeys(note for builder in builders for note in window_notes(builder.model))
     simulation.warnings += dict.fromkeys(note for builder in builders for note in prediction_notes(config, builder))
     simulation.warnings += dict.fromkeys(note for builder in builders for note in builder.length_notes())
     return simulation
@@ -131,6 +133,18 @@ def make_slot(config: ExperimentConfig, kind: str, seeds: Seeds) -> Any:
     slot = getattr(config.cluster, kind)
     where = config.where(f"cluster.{kind}")
     return policies.make(kind, slot.policy, slot.params, where, rng=seeds.generator(kind))
+
+
+def window_notes(model: ModelSpec, num_tokens: int = 8192) -> list[str]:
+    """How much KV is overstated for a model with sliding-window layers, if anything."""
+    if not model.num_sliding_layers:
+        return []
+    count = count_kv(model, num_tokens)
+    ratio = count.every_layer / count.unified_pages
+    return [
+        f"KV memory of {model.name}: its {model.num_sliding_layers} sliding-window layers are counted as if they kept the "
+        f"whole context; at {num_tokens:,} tokens a sequence holds {ratio:.1f} times what vLLM's window groups would"
+    ]
 
 
 def prediction_notes(config: ExperimentConfig, builder: PoolBuilder) -> list[str]:

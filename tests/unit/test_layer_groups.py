@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from sim.build import window_notes
 from sim.cli.models import app
 from sim.layer_groups import LayerGroups, count_kv
 from sim.model import load_model, model_names
@@ -67,3 +68,11 @@ def test_models_show_prints_both_ways_of_counting() -> None:
     rows = json.loads(CliRunner().invoke(app, ["show", "gpt-oss-20b", "--json"]).stdout)["kv_bytes_of_a_sequence"]
     assert [row["num_tokens"] for row in rows] == [1024, 8192, 32768, 131072]
     assert all(row["ideal"] <= row["unified_pages"] < row["every_layer"] for row in rows)
+
+
+def test_a_run_says_how_much_the_kv_of_window_layers_is_overstated() -> None:
+    """gpt-oss-20b: half of the layers see 128 tokens, so two groups of which one holds 9 of 512 blocks: 1.97 times."""
+    note = window_notes(load_model("gpt-oss-20b"))[0]
+    assert "its 12 sliding-window layers are counted as if they kept the whole context" in note
+    assert "at 8,192 tokens a sequence holds 2.0 times" in note
+    assert window_notes(load_model("llama-3.1-8b")) == []
