@@ -142,8 +142,8 @@ def window_notes(model: ModelSpec, num_tokens: int = 8192) -> list[str]:
     count = count_kv(model, num_tokens)
     ratio = count.every_layer / count.unified_pages
     return [
-        f"KV memory of {model.name}: its {model.num_sliding_layers} sliding-window layers are counted as if they kept the "
-        f"whole context; at {num_tokens:,} tokens a sequence holds {ratio:.1f} times what vLLM's window groups would"
+        f"KV memory of {model.name}: its {model.num_sliding_layers} sliding-window layers are counted as if they kept "
+        f"the whole context; at {num_tokens:,} tokens a sequence holds {ratio:.1f} times what vLLM's window groups would"
     ]
 
 
