@@ -143,7 +143,7 @@ def window_notes(model: ModelSpec, num_tokens: int = 8192) -> list[str]:
     ratio = count.every_layer / count.unified_pages
     return [
         f"KV memory of {model.name}: its {model.num_sliding_layers} sliding-window layers are counted as if they kept "
-        f"the whole context; at {num_tokens:,} tokens a sequence holds {ratio:.1f} times what vLLM's window groups would"
+        f"the whole context; at {num_tokens:,} tokens a sequence holds {ratio:.1f} times what window groups would"
     ]
 
 
