@@ -26,6 +26,19 @@ def shared_data() -> Path:
     return SHARED / "data"
 
 
+@pytest.fixture(scope="session")
+def report_directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Output directories of a run, a sweep, a comparison and a plan, each with its report.html."""
+    import report_folders
+
+    from sim.report import write_report
+
+    directories = report_folders.all_folders(tmp_path_factory.mktemp("reports"))
+    for directory in directories.values():
+        write_report(directory)
+    return directories
+
+
 SMALL_EXPERIMENT = {
     "name": "small",
     "seed": 7,

@@ -37,6 +37,7 @@ def command(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the runs that are there and do the rest.")] = False,
     out: Annotated[Path | None, typer.Option(help="Output directory; default out/A-vs-B.", metavar="DIR")] = None,
+    report: Annotated[bool, typer.Option("--report", help="Write report.html into the output directory.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print compare.json instead of tables.")] = False,
 ) -> None:
@@ -50,6 +51,10 @@ def command(
     options = CompareOptions(replications, confidence, tuple(metric) if metric else None, seed)
     with study_progress(shown=not quiet and not as_json and sys.stderr.isatty()) as progress:
         found = compare(experiments, out, sets or [], options, Workers(workers, cluster), resume, progress)
+    if report:
+        from sim.report import write_report
+
+        write_report(found.directory)
     if as_json:
         from sim.output import json_text
 

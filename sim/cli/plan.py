@@ -31,6 +31,7 @@ def command(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the runs that are there and do the rest.")] = False,
     out: Annotated[Path | None, typer.Option(help="Output directory; default out/NAME.", metavar="DIR")] = None,
+    report: Annotated[bool, typer.Option("--report", help="Write report.html into the output directory.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print plan.json instead of tables.")] = False,
 ) -> None:
@@ -41,6 +42,10 @@ def command(
 
     with search_progress(shown=not quiet and not as_json and sys.stderr.isatty()) as progress:
         outcome = make_plan(plan, out, Workers(workers, cluster), resume, progress, sets or [])
+    if report:
+        from sim.report import write_report
+
+        write_report(outcome.directory)
     if as_json:
         from sim.output import json_text
 

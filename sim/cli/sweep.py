@@ -40,6 +40,7 @@ def command(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the runs that are there and do the rest.")] = False,
     out: Annotated[Path | None, typer.Option(help="Output directory; default out/NAME.", metavar="DIR")] = None,
+    report: Annotated[bool, typer.Option("--report", help="Write report.html into the output directory.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead of a table.")] = False,
 ) -> None:
@@ -49,6 +50,10 @@ def command(
 
     with study_progress(shown=not quiet and not as_json and sys.stderr.isatty()) as progress:
         outcome = sweep(study, out, sets or [], Workers(workers, cluster), resume, progress)
+    if report:
+        from sim.report import write_report
+
+        write_report(outcome.directory)
     if as_json:
         _print_json(outcome)
     elif not quiet:

@@ -13,6 +13,7 @@ from typing import Any
 from sim.errors import InputError
 
 RUNS = "runs"
+REPORT = "report.html"
 _LOCK = ".lock"
 
 
@@ -85,7 +86,7 @@ def _has_runs(target: Path) -> bool:
 
 
 def _clear(folder: StudyFolder, mark: str, result: str) -> None:
-    for name in (result, mark):
+    for name in (result, mark, REPORT):
         (folder.path / name).unlink(missing_ok=True)
     shutil.rmtree(folder.runs)
     folder.runs.mkdir()

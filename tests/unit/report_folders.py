@@ -29,7 +29,7 @@ EXPERIMENT: dict[str, Any] = {
 BUDGET = "cluster.pools.0.scheduler.max_num_batched_tokens"
 STUDY: dict[str, Any] = {
     "name": "load",
-    "experiment": EXPERIMENT,
+    "experiment": {**EXPERIMENT, "workload": {**EXPERIMENT["workload"], "num_requests": 50}},
     "vary": {
         "cluster.router.policy": ["round_robin", "least_outstanding_requests"],
         BUDGET: [512, 2048],
@@ -81,3 +81,9 @@ def compare_folder(parent: Path, replications: int = 3) -> Path:
 def plan_folder(parent: Path, **changes: Any) -> Path:
     """The output of a plan."""
     return make_plan(write_yaml(parent / "plan.yaml", {**PLAN, **changes}), parent / "plan", Workers(1)).directory
+
+
+def all_folders(parent: Path) -> dict[str, Path]:
+    """One of each kind."""
+    make = {"run": run_folder, "sweep": sweep_folder, "compare": compare_folder, "plan": plan_folder}
+    return {kind: function(parent) for kind, function in make.items()}

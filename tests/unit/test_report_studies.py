@@ -59,16 +59,9 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    parent = tmp_path_factory.mktemp("reports")
-    directories = {
-        "run": folders.run_folder(parent),
-        "sweep": folders.sweep_folder(parent),
-        "compare": folders.compare_folder(parent),
-        "plan": folders.plan_folder(parent),
-    }
-    html = {kind: write_report(path).read_text(encoding="utf-8") for kind, path in directories.items()}
-    return SimpleNamespace(directories=directories, html=html, pages={k: Page(v) for k, v in html.items()})
+def made(report_directories: dict[str, Path]) -> SimpleNamespace:
+    html = {kind: (path / "report.html").read_text(encoding="utf-8") for kind, path in report_directories.items()}
+    return SimpleNamespace(directories=report_directories, html=html, pages={k: Page(v) for k, v in html.items()})
 
 
 # --- every page ---
