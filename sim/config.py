@@ -408,6 +408,9 @@ class ClientConfig(Model):
 class MetricsConfig(Model):
     """What is left out of every statistic (and kept in requests.parquet)."""
 
+    warmup: Literal["auto"] | None = Field(
+        default=None, description="auto: as many requests as MSER-5 finds in ttft and tpot; adds to what is given below"
+    )
     warmup_requests: int = Field(default=0, ge=0)
     warmup_duration: Seconds = 0.0
 

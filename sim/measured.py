@@ -14,6 +14,7 @@ import numpy as np
 from sim.deliveries import Gaps, request_gaps
 from sim.result import Status
 from sim.units import array_to_grid
+from sim.warmup import warmup_mask
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -59,7 +60,7 @@ def measure(result: RunResult, workload: Workload, config: object) -> Measured:
     columns |= _parts(raw, config)
     if "predicted_output_tokens" in raw:
         columns["predicted_output_tokens"] = raw["predicted_output_tokens"]
-    offered = ~np.isnan(raw["arrival_time"]) & ~warmup_mask(raw["arrival_time"], config)
+    offered = ~np.isnan(raw["arrival_time"]) & ~warmup_mask(raw["arrival_time"], config, columns)
     return Measured(columns, gaps, offered, offered & (raw["status"] == Status.FINISHED))
 
 
@@ -135,14 +136,6 @@ def _client_latency(raw: Mapping[str, npt.NDArray[Any]], config: object) -> Floa
     came = ~np.isnan(raw["first_token_time"])
     running = np.where(came, raw["num_running_at_first_token"], 0)
     return np.where(came, array_to_grid(base + each * running.astype(np.float64)), 0.0)
-
-
-def warmup_mask(arrival: FloatArray, config: object) -> BoolArray:
-    """Mask of the warm-up: the first `warmup_requests` to arrive and whoever arrives before `warmup_duration`."""
-    metrics = getattr(config, "metrics", None)
-    first = np.zeros(len(arrival), dtype=bool)
-    first[np.argsort(arrival, kind="stable")[: getattr(metrics, "warmup_requests", None) or 0]] = True
-    return first | (arrival < (getattr(metrics, "warmup_duration", None) or 0.0))
 
 
 def _or_end(time: FloatArray, end: FloatArray) -> FloatArray:

@@ -23,6 +23,7 @@ from sim.result import Status
 from sim.slo import meets, owned_by, read_slo, verdicts
 from sim.stability import Stability, judge
 from sim.transfer_metrics import transfer_metrics
+from sim.warmup import found_warmup, is_auto
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -78,6 +79,8 @@ def summarize(
     summary["cost"] = _cost(result, config, warnings)
     summary |= _groups(measured, config, warnings)
     summary |= _stability(result, measured)
+    if is_auto(config):
+        summary["warmup"] = _warmup(measured, warnings)
     summary["warnings"] = warnings + _run_warnings(summary, measured, config)
     summary["versions"] = versions()
     return summary
@@ -400,6 +403,17 @@ def _stability(result: RunResult, measured: Measured) -> dict[str, Any]:
             "drain_duration": found.drain_duration,
         },
     }
+
+
+def _warmup(measured: Measured, warnings: list[str]) -> dict[str, Any]:
+    """What `metrics.warmup: auto` left out, and whether ttft and tpot settled."""
+    columns = measured.columns
+    number, settled = found_warmup(columns["arrival_time"], columns)
+    if not settled:
+        warnings.append(
+            "warm-up: ttft or tpot does not settle within the first half of the run, so its cut is left out"
+        )
+    return {"method": "MSER-5", "num_requests": number, "settled": settled}
 
 
 def _judge(result: RunResult, measured: Measured) -> Stability:

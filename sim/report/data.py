@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.errors import InputError
-from sim.measured import PARTS, warmup_mask
+from sim.measured import PARTS
 from sim.slo import Objective, read_slo
+from sim.warmup import SERIES, warmup_mask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +74,8 @@ def load(directory: Path) -> RunData:
     summary, config = read_json(directory / "summary.json"), read_yaml(directory / "config.yaml")
     requests = read_parquet(directory / "requests.parquet", list(_COLUMNS))
     arrival = np.asarray(requests["arrival_time"], dtype=np.float64)
-    counted = ~np.isnan(arrival) & ~warmup_mask(arrival, _metrics_section(config))
+    latencies = {name: requests[name].to_numpy() for name in SERIES}
+    counted = ~np.isnan(arrival) & ~warmup_mask(arrival, _metrics_section(config), latencies)
     timeline, steps = directory / "timeline.parquet", directory / "steps.parquet"
     return RunData(
         summary=summary,

@@ -77,12 +77,12 @@ def read_requests(folder: Path, config: ExperimentConfig) -> RequestTable:
     """The counted requests of the run in `folder`."""
     import pandas as pd
 
-    from sim.measured import warmup_mask
     from sim.slo import meets, read_slo
+    from sim.warmup import warmup_mask
 
     frame = pd.read_parquet(folder / "requests.parquet")
     columns: Columns = {str(name): frame[name].to_numpy() for name in frame.columns}
-    counted = ~np.isnan(columns["arrival_time"]) & ~warmup_mask(columns["arrival_time"], config)
+    counted = ~np.isnan(columns["arrival_time"]) & ~warmup_mask(columns["arrival_time"], config, columns)
     columns = {name: column[counted] for name, column in columns.items()}
     finished = np.array(columns["status"] == "finished", dtype=bool)
     objectives = read_slo(config.slo)
