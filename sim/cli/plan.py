@@ -94,11 +94,28 @@ def _details(winner: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("cost", _cost(winner)),
         ("limited by", winner["limiting_resource"].replace("_", " ")),
         ("headroom", _headroom(winner)),
+        *_more(winner),
         ("one spare", f"{significant(winner['cost_per_hour_with_one_spare'])} USD/h with one replica more (N+1)"),
     ]
     if winner["fresh_seeds"] is not None:
         text = ", ".join(share(value) for value in winner["fresh_seeds"])
         lines.append(("other seeds", f"simulated afresh: {text} of requests within their targets, met"))
+    return lines
+
+
+def _more(winner: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Lines that only plans with the facts for them have."""
+    lines = []
+    if band := winner["error_band"]:
+        replicas, cost = (" to ".join(map(significant, band[key])) for key in ("replicas", "cost_per_hour"))
+        text = f"{replicas} replicas, {cost} USD/h if steps take {band['step_time_error']:.0%} less or more time (p90)"
+        lines.append(("error band", text))
+    if winner["margin_per_hour"] is not None:
+        value, margin = (significant(winner[key]) for key in ("token_value_per_hour", "margin_per_hour"))
+        text = f"{value} USD/h, {margin} more than it costs; {share(winner['cached_input_share'])} of the input cached"
+        lines.append(("tokens are worth", text))
+    if winner["max_power_kw"] is not None:
+        lines.append(("power", f"at most {significant(winner['max_power_kw'])} kW (rated power)"))
     return lines
 
 

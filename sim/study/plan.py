@@ -15,6 +15,7 @@ from sim.hardware import HardwareProfile, load_gpu
 from sim.seeds import Seeds
 from sim.slo import read_slo
 from sim.study.bounds import Demand, bounds_of, explain_limit
+from sim.study.economics import economics_row, error_band, nearest_feasible, power_row
 from sim.study.folder import StudyFolder, study_folder
 from sim.study.jobs import INPUT_ERROR, Done, Job
 from sim.study.keys import run_key
@@ -301,7 +302,7 @@ def _document(
     planner: Planner, candidates: list[Candidate], winner: Candidate | None, verified: Trial | None
 ) -> dict[str, Any]:
     plan, demand = planner.plan, planner.demand
-    rows = [candidate_row(c, winner, _money(planner, c)) for c in candidates]
+    rows = [candidate_row(c, winner, _money(planner, c), nearest_feasible(c, candidates)) for c in candidates]
     found = None if winner is None else _winner(planner, winner, verified)
     return {
         "name": plan.config.name,
@@ -319,7 +320,8 @@ def _document(
         "num_candidates": len(rows),
         "num_runs": planner.num_runs,
         "not_modelled": [
-            "energy: an objective of energy counts the rated power of the GPUs",
+            "energy: power, energy and carbon are those of GPUs at their rated power all the time, an upper bound",
+            "spares: the deployment is simulated without its spare replicas, as after a failure",
             "candidates that would cost exactly as much as the winner are not told apart",
         ],
         "versions": {"servesim": __version__},
@@ -333,15 +335,23 @@ def _winner(planner: Planner, winner: Candidate, verified: Trial | None) -> dict
     assert trial is not None
     load = knee(planner, winner)
     row = candidate_row(winner, winner, _money(planner, winner))
+    headroom, error, spare = None if load is None else load - 1.0, calibration_error(config), plan_spare(planner)
+    each = row["cost_per_hour"] / (winner.high + spare)
     return {
         **row,
-        "headroom": None if load is None else load - 1.0,
+        "headroom": headroom,
+        "error_band": error_band(winner.high, headroom, error, each, spare),
         "loads": sorted([load_row(1.0, trial), *planner.loads], key=lambda row: float(row["load"])),
         "limiting_resource": explain_limit(config, trial.summaries[0]),
-        "step_time_error": calibration_error(config),
+        "step_time_error": error,
         "fresh_seeds": None if verified is None else [s["slo_attainment"] for s in verified.summaries],
         "experiment": resolved(config),
     }
+
+
+def plan_spare(planner: Planner) -> int:
+    """Replicas on top of those that the load needs."""
+    return planner.plan.config.spare_replicas
 
 
 def calibration_error(config: ExperimentConfig) -> dict[str, float] | None:
@@ -366,7 +376,16 @@ def _money(planner: Planner, candidate: Candidate) -> dict[str, Any]:
     """Price of one replica, and what the summaries of its decisive trial make of it."""
     if candidate.problem is not None and not candidate.trials:
         return {}
-    return price_row(candidate, *_prices(planner, candidate))
+    price, gpus, spare = _prices(planner, candidate)
+    row = price_row(candidate, price, gpus, spare)
+    trial = None if candidate.high is None else candidate.trial(candidate.high)
+    summary = trial.summaries[0] if trial and trial.summaries else None
+    if summary is not None:
+        wanted = planner.plan.config
+        tdp = load_gpu(planner.config(candidate, 1, wanted.seed).cluster.pools[0].gpu).get("tdp")
+        row |= economics_row(summary, row["cost_per_hour"], price, gpus, wanted.token_prices)
+        row |= power_row(summary, row["num_gpus"], tdp, wanted.facility)
+    return row
 
 
 def _trials(planner: Planner, candidate: Candidate) -> list[dict[str, Any]]:

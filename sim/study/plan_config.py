@@ -23,6 +23,26 @@ _SECONDS_AN_HOUR = 3600.0
 _DEFAULT_REQUESTS = 5000
 
 
+class TokenPrices(Model):
+    """What a million tokens are worth, USD: what an API would charge for them, say."""
+
+    input: float = Field(ge=0)
+    output: float = Field(ge=0)
+    cached_input: float | None = Field(default=None, ge=0, description="of prompt tokens found in the cache; as input")
+
+    @property
+    def cached(self) -> float:
+        """Price of a cached prompt token."""
+        return self.input if self.cached_input is None else self.cached_input
+
+
+class Facility(Model):
+    """Where the GPUs stand."""
+
+    pue: float = Field(default=1.0, ge=1, description="power usage effectiveness: facility power / GPU power")
+    carbon_intensity: float | None = Field(default=None, ge=0, description="g CO2 per kWh of its grid; null: unknown")
+
+
 class PlanConfig(Model):
     """One plan: find the cheapest deployment of one pool that meets the SLO."""
 
@@ -38,6 +58,8 @@ class PlanConfig(Model):
     client: ClientConfig | None = None
     metrics: MetricsConfig | None = None
     prices: dict[str, PositiveFloat | int] = Field(default_factory=dict, description="GPU -> USD per GPU hour")
+    token_prices: TokenPrices | None = Field(default=None, description="USD per million tokens, for value and margin")
+    facility: Facility | None = Field(default=None, description="for power and carbon")
     objective: Literal["cost", "gpus", "energy"] = "cost"
     max_replicas: int = Field(default=64, ge=1)
     replications: int | None = Field(

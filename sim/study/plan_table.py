@@ -6,22 +6,29 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from sim.study import economics
 from sim.study.points import shown
 from sim.study.search import Candidate, Trial
 
 INFEASIBLE, DEARER, FEASIBLE, WINNER, OPEN = "infeasible", "dearer", "feasible", "winner", "not met"
+_MISSING = (INFEASIBLE, OPEN)
 _METRICS = ("ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "e2e.p99", "goodput", "output_token_throughput")
 
 
-def candidate_row(candidate: Candidate, winner: Candidate | None, money: Mapping[str, Any]) -> dict[str, Any]:
-    """One row: the varied values, status, replicas and money, the metrics of the decisive trial, and why not."""
+def candidate_row(
+    candidate: Candidate, winner: Candidate | None, money: Mapping[str, Any], change: str | None = None
+) -> dict[str, Any]:
+    """One row: the varied values, status, replicas and money, the metrics of the decisive trial, and why not.
+
+    `change`: what would make another candidate of it that meets the SLO, for one that does not.
+    """
     status, reason = _status(candidate, winner)
     trial = _decisive(candidate)
     row: dict[str, Any] = {key: shown(v) if isinstance(v, dict | list) else v for key, v in candidate.values.items()}
     row |= {"status": status, "replicas": candidate.high, "at_least_replicas": _at_least(candidate)}
-    row |= {name: money.get(name) for name in MONEY}
+    row |= {name: money.get(name) for name in (*MONEY, *economics.COLUMNS)}
     row |= _metrics(trial)
-    row |= {"reason": reason, "nearest_change": candidate.change}
+    row |= {"reason": reason, "nearest_change": candidate.change or (change if status in _MISSING else None)}
     return row | {f"load_{name}": value for name, value in candidate.load.items()}
 
 
