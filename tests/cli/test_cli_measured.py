@@ -210,3 +210,21 @@ def test_an_unknown_format_and_a_missing_run_are_refused(run_directory: Path, tm
     with pytest.raises(InputError, match="did you mean 'prometheus'"):
         export(run_directory, "promtheus")
     assert call("export", str(tmp_path / "nowhere"), "--format", "mooncake") == 2
+
+
+def test_a_real_inference_perf_stage_is_read_and_mended(shared_data: Path, tmp_path: Path) -> None:
+    """Llama-2-7B on one H100 under inference-perf (../shared/data/e2e/blis_training): tokens stamped twice."""
+    import gzip
+
+    with gzip.open(shared_data / "e2e" / "blis_training" / "raw_configs_and_metrics.jsonl.gz", "rt") as file:
+        stage = json.loads(next(file))["metrics"]["stage_0"]
+    result = read_result(written(tmp_path / "stage.json", stage))
+    latency = stage["successes"]["latency"]
+    assert result.tool == "inference-perf"
+    assert result.values["ttft.p99"] == latency["time_to_first_token"]["p99"]
+    assert result.values["e2e.mean"] == latency["request_latency"]["mean"]
+    # 251 tokens were asked for with ignore_eos: the true time per token follows from the ends of the requests.
+    true = (result.values["e2e.mean"] - result.values["ttft.mean"]) / 250
+    assert result.values["tpot.mean"] == pytest.approx(true, rel=0.03)
+    assert "stamped twice" in result.notes[0]
+    assert not any(name.startswith("itl") for name in result.values)
