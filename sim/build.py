@@ -276,6 +276,8 @@ class PoolBuilder:
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             interconnect=interconnect,
             kv_dtype=self.pool.kv_cache.dtype,
+            data_parallel=self.pool.data_parallel,
+            expert_parallel=self.pool.expert_parallel,
         )
 
     def _planned_blocks(self) -> int:
@@ -291,6 +293,8 @@ class PoolBuilder:
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             kv_dtype=kv.dtype,
             engine=kv.memory_of,
+            data_parallel=self.pool.data_parallel,
+            expert_parallel=self.pool.expert_parallel,
         )
         return plan.num_blocks
 
@@ -374,7 +378,7 @@ class PoolBuilder:
             name=f"{self.pool.name}-{index}",
             pool=self.pool.name,
             gpu=self.gpu.name,
-            num_gpus=self.pool.tensor_parallel * self.pool.pipeline_parallel,
+            num_gpus=self.pool.gpus_per_replica,
             step_by_step=self.step_by_step,
             step_log=self.step_log,
         )

@@ -214,11 +214,13 @@ class PoolConfig(Model):
 
     name: str = Field(default="main", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     role: Literal["mixed", "prefill", "decode"] = "mixed"
-    replicas: int = Field(default=1, ge=0, description="model copies, each on tensor_parallel x pipeline_parallel GPUs")
+    replicas: int = Field(default=1, ge=0, description="model copies; GPUs each: tensor x pipeline x data parallel")
     model: str = Field(description="a name of `servesim models list`, an HF id, or a path to an HF config.json")
     gpu: str = Field(description="a name of `servesim profiles list`, or a path to a profile")
     tensor_parallel: int = Field(default=1, ge=1)
     pipeline_parallel: int = Field(default=1, ge=1)
+    data_parallel: int = Field(default=1, ge=1, description="attention ranks of a replica, which share its experts")
+    expert_parallel: bool = Field(default=False, description="whole experts a GPU instead of a slice of each")
     max_model_len: int | None = Field(default=None, ge=1, description="tokens; null: the model's own maximum")
     engine: str | None = Field(default="vllm-v1", description="preset that fills what is not given below")
     scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
@@ -226,6 +228,11 @@ class PoolConfig(Model):
     preemption: PreemptionConfig = Field(default_factory=PreemptionConfig)
     speculation: SpeculationConfig | None = Field(default=None, description="speculative decoding; null: none")
     cost_model: CostModelConfig = Field(default_factory=CostModelConfig)
+
+    @property
+    def gpus_per_replica(self) -> int:
+        """GPUs of one replica."""
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
 
 def _slot(name: str) -> Any:

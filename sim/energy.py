@@ -51,11 +51,12 @@ def replica_kwh(replica: ReplicaResult, pool: PoolConfig, end_time: float) -> fl
 
 def _work(replica: ReplicaResult, pool: PoolConfig, model: ModelSpec) -> tuple[float, float]:
     """Bytes read and FLOPs computed by one GPU over the run."""
-    parallel = (pool.tensor_parallel, pool.pipeline_parallel)
-    weights = model.weight_bytes(*parallel) - _idle_expert_bytes(replica, model, replica.num_gpus)
-    block = replica.block_size * model.kv_bytes_per_token(*parallel, pool.kv_cache.dtype)
-    mean_blocks = replica.used_block_seconds / replica.busy_time
-    moved = replica.num_steps * (weights + mean_blocks * block)
+    stages, tensor, ranks = pool.pipeline_parallel, pool.tensor_parallel, pool.data_parallel
+    weights = model.weight_bytes(tensor, stages, ranks, pool.expert_parallel)
+    weights_read = weights - _idle_expert_bytes(replica, model, replica.num_gpus)
+    block = replica.block_size * model.kv_bytes_per_token(tensor, stages, pool.kv_cache.dtype)
+    mean_blocks = replica.used_block_seconds / replica.busy_time / ranks
+    moved = replica.num_steps * (weights_read + mean_blocks * block)
     return moved, 2.0 * model.num_active_parameters / replica.num_gpus * replica.num_tokens
 
 

@@ -55,7 +55,7 @@ class MemoryPlan:
     kv_bytes: int
     block_bytes: int
     block_size: int  # tokens
-    num_blocks: int  # the engine's count, its reserved null block included
+    num_blocks: int  # the engine's count, its reserved null block included; of all data-parallel ranks
 
     @property
     def num_tokens(self) -> int:
@@ -90,8 +90,13 @@ def plan_memory(
     max_model_len: int | None = None,
     kv_dtype: str | None = None,
     engine: str = DEFAULT_ENGINE_MEMORY,
+    data_parallel: int = 1,
+    expert_parallel: bool = False,
 ) -> MemoryPlan:
     """Memory of one GPU of a replica of `model` under a version of an engine (a key of `ENGINE_MEMORY`).
+
+    `data_parallel` ranks share sequences and tokens of a step evenly and keep the blocks of their own sequences, so
+    that the blocks of the replica are those of all ranks.
 
     Raises `InputError` with the arithmetic when the weights leave no block, or (with `max_model_len`) when one sequence
     of that length does not fit: engines refuse to start then, and so does the simulator.
@@ -102,9 +107,12 @@ def plan_memory(
         raise InputError(f"block_size must be at least 1 token (got {block_size})")
     taken = engine_memory(engine)
     requested = math.ceil(gpu.memory_bytes * gpu_memory_utilization)
-    weights = model.weight_bytes(tensor_parallel, pipeline_parallel) + unsharded_bytes(model)
-    activations = activation_bytes(model, tensor_parallel, max_num_seqs, max_num_batched_tokens, taken)
-    communication = taken.communication if tensor_parallel * pipeline_parallel > 1 else 0.0
+    weights = model.weight_bytes(tensor_parallel, pipeline_parallel, data_parallel, expert_parallel)
+    weights += unsharded_bytes(model)
+    share = (-(-max_num_seqs // data_parallel), -(-max_num_batched_tokens // data_parallel))
+    activations = activation_bytes(model, tensor_parallel, *share, taken)
+    num_gpus = tensor_parallel * pipeline_parallel * data_parallel
+    communication = taken.communication if num_gpus > 1 else 0.0
     kv = math.floor(requested - weights - activations - taken.runtime - communication)
     block_bytes = block_size * model.kv_bytes_per_token(tensor_parallel, pipeline_parallel, kv_dtype)
     plan = MemoryPlan(
@@ -117,9 +125,9 @@ def plan_memory(
         kv_bytes=kv,
         block_bytes=block_bytes,
         block_size=block_size,
-        num_blocks=max(0, kv // block_bytes),
+        num_blocks=max(0, kv // block_bytes) * data_parallel,
     )
-    _check_fits(plan, model, gpu, tensor_parallel * pipeline_parallel)
+    _check_fits(plan, model, gpu, num_gpus)
     if max_model_len is not None:
         check_longest_sequence(plan, max_model_len)
     return plan

@@ -157,8 +157,26 @@ class ModelSpec:
         base, extra = divmod(self.num_layers, pipeline_parallel)
         return [base + (stage < extra) for stage in range(pipeline_parallel)]
 
-    def weight_bytes(self, tensor_parallel: int = 1, pipeline_parallel: int = 1) -> int:
-        """Bytes of weights on the fullest GPU of a replica."""
+    def expert_share(self, shards: int, whole: bool) -> tuple[int, int]:
+        """Routed experts of a layer on one GPU, and their width, when `shards` GPUs share them.
+
+        `whole`: each GPU has some experts entirely (expert parallelism); otherwise a slice of every expert.
+        """
+        if whole:
+            return _share(self.num_experts, shards), self.moe_intermediate_size
+        return self.num_experts, _share(self.moe_intermediate_size, shards)
+
+    def weight_bytes(
+        self,
+        tensor_parallel: int = 1,
+        pipeline_parallel: int = 1,
+        data_parallel: int = 1,
+        expert_parallel: bool = False,
+    ) -> int:
+        """Bytes of weights on the fullest GPU of a replica.
+
+        With `data_parallel` ranks, each has all but the routed experts, which all GPUs of a stage share.
+        """
         stages = self.stage_layers(pipeline_parallel)
         ends = [0.0] * len(stages)
         embedding = _share(self.vocab_size, tensor_parallel) * self.hidden_size * self.dtype_bytes
@@ -166,7 +184,10 @@ class ModelSpec:
         if not (self.tied_embeddings and pipeline_parallel == 1):
             ends[-1] += embedding
         starts = [sum(stages[:i]) for i in range(len(stages))]
-        layers = [self._layers_bytes(first, n, tensor_parallel) for first, n in zip(starts, stages, strict=True)]
+        experts = self.expert_share(tensor_parallel * data_parallel, expert_parallel)
+        layers = [
+            self._layers_bytes(first, n, tensor_parallel, experts) for first, n in zip(starts, stages, strict=True)
+        ]
         return round(max(layer + end for layer, end in zip(layers, ends, strict=True)))
 
     def layer_kv_bytes(self, tensor_parallel: int = 1, kv_dtype: str | None = None) -> float:
@@ -199,17 +220,20 @@ class ModelSpec:
         moe += experts * self.expert_parameters()
         return embeddings + self.num_layers * attention + self.num_dense_layers * dense + self.num_moe_layers * moe
 
-    def _layers_bytes(self, first: int, count: int, tensor_parallel: int) -> float:
+    def _layers_bytes(self, first: int, count: int, tensor_parallel: int, experts: tuple[int, int]) -> float:
         dense = max(0, min(self.num_dense_layers - first, count)) if self.is_moe else count
         attention = _bytes(self.attention_gemms(tensor_parallel))
         total = count * attention + dense * _bytes(self.mlp_gemms(tensor_parallel))
         if count > dense:
-            total += (count - dense) * self._moe_bytes(tensor_parallel)
+            total += (count - dense) * self._moe_bytes(tensor_parallel, experts)
         return total
 
-    def _moe_bytes(self, tensor_parallel: int) -> float:
-        experts = self.num_experts * self.expert_parameters(tensor_parallel) * DTYPE_BYTES[self.expert_dtype]
-        return experts + _bytes((*self.shared_expert_gemms(tensor_parallel), self.router_gemm()))
+    def _moe_bytes(self, tensor_parallel: int, experts: tuple[int, int]) -> float:
+        number, width = experts
+        parameters = number * (3 if self.gated_mlp else 2) * self.hidden_size * width
+        return parameters * DTYPE_BYTES[self.expert_dtype] + _bytes(
+            (*self.shared_expert_gemms(tensor_parallel), self.router_gemm())
+        )
 
     @property
     def expert_dtype(self) -> str:

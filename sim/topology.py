@@ -160,7 +160,9 @@ def plan_topology(config: ExperimentConfig, policy: PlacementPolicy) -> Topology
     """Describe the nodes that the pools need and let the policy place the replicas. `InputError`: they do not fit."""
     pools, network = config.cluster.pools, config.cluster.network
     gpus = [_at(config, f"cluster.pools.{i}.gpu", partial(load_gpu, pool.gpu)) for i, pool in enumerate(pools)]
-    shapes = [Shape(g.name, p.tensor_parallel, p.pipeline_parallel) for g, p in zip(gpus, pools, strict=True)]
+    # Data-parallel ranks share their experts, so they stand together like a tensor-parallel group.
+    widths = [pool.tensor_parallel * pool.data_parallel for pool in pools]
+    shapes = [Shape(g.name, w, p.pipeline_parallel) for g, w, p in zip(gpus, widths, pools, strict=True)]
     pool_of = [i for i, pool in enumerate(pools) for _ in range(pool.replicas)]
     wanted = [shapes[i] for i in pool_of]
     nodes = describe_nodes(config, {gpu.name: gpu for gpu in gpus}, wanted)

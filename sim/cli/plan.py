@@ -80,7 +80,7 @@ def _print(outcome: PlanOutcome) -> None:
 
 def _answer(winner: Mapping[str, Any]) -> str:
     pool = winner["experiment"]["cluster"]["pools"][0]
-    number = pool["tensor_parallel"] * pool["pipeline_parallel"]
+    number = pool["tensor_parallel"] * pool["pipeline_parallel"] * pool["data_parallel"]
     gpu = _text(pool["gpu"])
     each = f"{number} {gpu}" if number > 1 else gpu
     replicas = f"{plural(winner['replicas'], 'replica')} of {_text(pool['model'])} on {each}"

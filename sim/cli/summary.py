@@ -50,7 +50,7 @@ def heading(config: ExperimentConfig) -> Text:
 
 def gpus(pool: Any) -> str:
     """The GPUs of one replica: `h100-sxm`, `4 h100-sxm`."""
-    number = pool.tensor_parallel * pool.pipeline_parallel
+    number = pool.gpus_per_replica
     return f"{number} {Path(pool.gpu).stem}" if number > 1 else Path(pool.gpu).stem
 
 

@@ -45,6 +45,8 @@ class CostContext:
     max_num_batched_tokens: int = 8192
     kv_dtype: str | None = None
     interconnect: Interconnect | None = None  # of a replica that spans several nodes
+    data_parallel: int = 1
+    expert_parallel: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -57,6 +59,8 @@ def _constant(context: CostContext, params: Mapping[str, Any]) -> ExplainingCost
 
 
 def _roofline(context: CostContext, params: Mapping[str, Any]) -> ExplainingCostModel:
+    if context.data_parallel > 1:
+        raise InputError("kind roofline does not model data_parallel ranks; use kind fitted or tabulated")
     return RooflineCost(
         context.model,
         context.gpu,
@@ -85,6 +89,8 @@ def _fitted(context: CostContext, params: Mapping[str, Any]) -> ExplainingCostMo
         max_num_seqs=context.max_num_seqs,
         num_rows=context.num_rows,
         kv_dtype=context.kv_dtype,
+        data_parallel=context.data_parallel,
+        expert_parallel=context.expert_parallel,
         parameters=parameters,
         interconnect=context.interconnect,
     )
@@ -117,6 +123,8 @@ def build_cost_model(
     max_num_batched_tokens: int = 8192,
     kv_dtype: str | None = None,
     interconnect: Interconnect | None = None,
+    data_parallel: int = 1,
+    expert_parallel: bool = False,
 ) -> ExplainingCostModel:
     """The cost model `kind` with `params` (its YAML keys), bound to a model, a GPU and a parallelism.
 
@@ -132,7 +140,10 @@ def build_cost_model(
     context = CostContext(
         *(model, gpu, tensor_parallel, pipeline_parallel, max_num_seqs, max_num_batched_tokens, kv_dtype),
         interconnect=interconnect,
+        data_parallel=data_parallel,
+        expert_parallel=expert_parallel,
     )
+    check_parallelism(model, data_parallel, expert_parallel)
     return builder(context, params)
 
 
@@ -143,6 +154,13 @@ def _installed(kind: str) -> CostModelBuilder:
         raise unknown_name("cost model", kind, [*COST_MODELS, *found])
     builder: CostModelBuilder = found[kind]
     return builder
+
+
+def check_parallelism(model: ModelSpec, data_parallel: int, expert_parallel: bool) -> None:
+    """`InputError` for experts or ranks that a model without experts cannot have."""
+    if not model.is_moe and (expert_parallel or data_parallel > 1):
+        key = "expert_parallel" if expert_parallel else "data_parallel"
+        raise InputError(f"{key} is for models with experts; '{model.name}' has none: use replicas instead")
 
 
 def default_kind(gpu: HardwareProfile) -> str:

@@ -6,8 +6,10 @@ context by linear terms and one square root. Decode steps run in CUDA graphs, so
 A step with prefill tokens leaves the full graph: it pays a time per layer, and a larger one when no graph is large
 enough. Host time is hidden behind the GPU by asynchronous scheduling and is not added.
 
-Not modelled: uneven expert load, expert parallelism, overlap of communication and computation, several pipeline stages
-at work at once (a step's time is its way through all of them), the time of speculative drafting or LoRA.
+Experts are slices on every GPU or, with expert parallelism, whole ones spread over the GPUs; the fullest GPU has
+`expert_skew` times the mean rows. Data-parallel ranks have sequences and prompt tokens spread evenly, and exchange
+tokens before and after the experts. Not modelled: overlap of communication and computation, several pipeline stages at
+work at once (a step's time is its way through all of them), the time of speculative drafting or LoRA.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class FittedParameters:
     eager_step_per_layer: float | None = None
     sampler: float | None = None
     sampler_per_logit: float | None = None
+    expert_skew: float = 1.0  # with expert_parallel: rows of the fullest GPU over their mean
 
     def constants(self, profile: FittedProfile) -> EngineConstants:
         """The engine's constants with the user's values put in."""
@@ -88,10 +91,14 @@ class FittedCost:
         max_num_seqs: int = 256,
         num_rows: int = 8192 + 256,
         kv_dtype: str | None = None,
+        data_parallel: int = 1,
+        expert_parallel: bool = False,
         parameters: FittedParameters | None = None,
         interconnect: Interconnect | None = None,
     ) -> None:
         parameters = parameters or FittedParameters()
+        if not parameters.expert_skew >= 1.0:
+            raise InputError(f"cost_model.expert_skew must be at least 1 (got {parameters.expert_skew!r})")
         model.stage_layers(pipeline_parallel)
         self.model, self.constants = model, parameters.constants(profile)
         largest = min(self.constants.max_graph_size, 2 * max_num_seqs)
@@ -101,7 +108,11 @@ class FittedCost:
         self._operations = StepOperations(
             *(model, gpu, profile, self.constants, tensor_parallel, pipeline_parallel, sampled, self._coverage),
             interconnect=interconnect,
+            data_parallel=data_parallel,
+            expert_parallel=expert_parallel,
+            expert_skew=parameters.expert_skew,
         )
+        self._ranks = float(data_parallel)
         self._window = float(model.sliding_window or 0) if model.num_sliding_layers else 0.0
         self._set_attention(profile, tensor_parallel, kv_dtype or model.dtype)
         self._num_rows = self._num_contexts = 0
@@ -145,8 +156,8 @@ class FittedCost:
         """Seconds, FLOPs and bytes by operation (0 where unknown); the seconds add up to `step_time`."""
         decoded = shape.num_decode_sequences + shape.num_draft_tokens
         tokens, rows = (
-            np.array([float(shape.num_prefill_tokens + decoded)]),
-            np.array([float(shape.num_prefill_sequences + decoded)]),
+            self._of_a_rank(np.array([float(shape.num_prefill_tokens + decoded)])),
+            self._of_a_rank(np.array([float(shape.num_prefill_sequences + decoded)])),
         )
         timed = [(part, tokens) for part in self._operations.by_tokens(self._padded(tokens))]
         timed += [(part, rows) for part in self._operations.by_rows(rows)]
@@ -241,19 +252,19 @@ class FittedCost:
         self._decode_kernel: DecodeKernel = decode.kernel
         self._prefill_kernel: PrefillKernel = prefill.kernel
         self._root = bool(decode.kernel.root)
-        self._layer_slope = float(decode.kernel.per_context_token(kv_heads, cached))
+        self._layer_slope = float(decode.kernel.per_context_token(kv_heads, cached)) / self._ranks
         self._slope = self._layer_slope * model.num_full_layers
         self._near_slope = self._layer_slope * model.num_sliding_layers
-        self._per_pair = float(self._prefill_kernel.per_pair(heads, dim))
-        self._per_prefix = float(self._prefill_kernel.per_prefix) * kv_heads * cached
-        self._per_new_token = float(self._prefill_kernel.per_new_token(heads, kv_heads, dim)) * layers
-        self._per_prefill = float(self._prefill_kernel.per_sequence_head) * heads * layers
+        self._per_pair = float(self._prefill_kernel.per_pair(heads, dim)) / self._ranks
+        self._per_prefix = float(self._prefill_kernel.per_prefix) * kv_heads * cached / self._ranks
+        self._per_new_token = float(self._prefill_kernel.per_new_token(heads, kv_heads, dim)) * layers / self._ranks
+        self._per_prefill = float(self._prefill_kernel.per_sequence_head) * heads * layers / self._ranks
         self._per_chunk_token = float(self._prefill_kernel.per_token) * layers
 
     def _grow(self, num_rows: int) -> None:
         """Tabulate everything that depends on a count, up to at least `num_rows`."""
         self._num_rows = max(num_rows + 1, 2 * self._num_rows)
-        counts = np.maximum(np.arange(self._num_rows, dtype=np.float64), 1.0)
+        counts = self._of_a_rank(np.maximum(np.arange(self._num_rows, dtype=np.float64), 1.0))
         padded = self._padded(counts)
         work, rows = _total(self._operations.by_tokens(padded)), _total(self._operations.by_rows(counts))
         layers, floor = self.model.num_layers, self._decode_kernel.floor(counts, *self._heads)
@@ -277,6 +288,10 @@ class FittedCost:
         self._serial_array = total
         self._serial: list[float] = total.tolist()
         self._coverage.check(self._decode_fitted, "decode attention", context=float(max(longest, 1)))
+
+    def _of_a_rank(self, counts: FloatArray) -> FloatArray:
+        """What the fullest data-parallel rank has of these tokens or sequences, spread as evenly as can be."""
+        return np.asarray(np.ceil(counts / self._ranks))
 
     def _padded(self, tokens: FloatArray) -> FloatArray:
         """Token counts rounded up to the next CUDA graph (1, 2, 4, 8, then steps of 8, of 16 above 256)."""

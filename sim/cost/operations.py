@@ -89,9 +89,12 @@ class StepOperations:
     sampled: bool  # top_p or top_k
     coverage: Coverage
     interconnect: Interconnect | None = None  # of a replica that spans several nodes
+    data_parallel: int = 1
+    expert_parallel: bool = False
+    expert_skew: float = 1.0  # rows of the fullest GPU over their mean
 
     def by_tokens(self, tokens: FloatArray) -> list[Timed]:
-        """Operations of all layers over `tokens` tokens."""
+        """Operations of all layers over `tokens` tokens a data-parallel rank."""
         model, tp = self.model, self.tensor_parallel
         parts = [self._product(gemm, model.num_layers, tokens) for gemm in model.attention_gemms(tp)]
         if model.num_layers > model.num_moe_layers:
@@ -100,8 +103,10 @@ class StepOperations:
         if model.is_moe:
             gemms = (model.router_gemm(), *model.shared_expert_gemms(tp))
             parts += [self._product(gemm, model.num_moe_layers, tokens) for gemm in gemms]
-            parts.append(Timed("experts", None, model.num_moe_layers * self._experts(tokens)))
+            parts.append(Timed("experts", None, model.num_moe_layers * self._experts(tokens * self.data_parallel)))
         parts.append(Timed("small_ops", None, model.num_layers * self._small(tokens)))
+        if self.data_parallel > 1:
+            parts.append(Timed("expert_exchange", None, model.num_moe_layers * self._exchange(tokens)))
         return parts + self._messages(tokens)
 
     def by_rows(self, rows: FloatArray) -> list[Timed]:
@@ -136,7 +141,10 @@ class StepOperations:
         model, dtype = self.model, self.model.expert_dtype
         rows = tokens * model.experts_per_token
         touched = touched_experts(model.num_experts, model.experts_per_token, tokens)
-        hidden, width = float(model.hidden_size), float(-(-model.moe_intermediate_size // self.tensor_parallel))
+        shards = self.tensor_parallel * self.data_parallel
+        if self.expert_parallel:
+            rows, touched = rows / shards * self.expert_skew, touched / shards
+        hidden, width = float(model.hidden_size), float(model.expert_share(shards, self.expert_parallel)[1])
         matrices = 3.0 if model.gated_mlp else 2.0
         weights = matrices * hidden * width
         memory = touched * weights * DTYPE_BYTES[dtype] / self.gpu.memory_bandwidth
@@ -167,7 +175,10 @@ class StepOperations:
     def _messages(self, tokens: FloatArray) -> list[Timed]:
         """What GPUs send one another: within nodes, and across them."""
         joined, parts = self.interconnect, []
-        moved, num_reduced = tokens * self.model.hidden_size * self.model.dtype_bytes, 2 * self.model.num_layers
+        if joined is not None and self.data_parallel > 1:
+            self.coverage.note("messages between nodes of data-parallel ranks are timed as if within one")
+            joined = None
+        moved, num_reduced = tokens * self.model.hidden_size * self.model.dtype_bytes, self._num_all_reduces()
         across = joined is not None and joined.num_nodes > 1
         within = joined.group_gpus if joined is not None and across else self.tensor_parallel
         if within > 1:
@@ -183,11 +194,34 @@ class StepOperations:
     def _across_nodes(self, joined: Interconnect, moved: FloatArray) -> list[Timed]:
         parts = []
         if joined.num_nodes > 1:
-            seconds = 2 * self.model.num_layers * joined.all_reduce(moved)
+            seconds = self._num_all_reduces() * joined.all_reduce(moved)
             parts.append(Timed("all_reduce_across_nodes", None, seconds))
         if joined.num_crossings:
             parts.append(Timed("pipeline_send_across_nodes", None, joined.num_crossings * joined.send(moved)))
         return parts
+
+    def _num_all_reduces(self) -> int:
+        """Two a layer; what follows the experts is part of their exchange where data-parallel ranks share them."""
+        shared = self.model.num_moe_layers if self.data_parallel > 1 else 0
+        return 2 * self.model.num_layers - shared
+
+    def _exchange(self, tokens: FloatArray) -> FloatArray:
+        """Tokens to the GPUs of their experts and back, one layer; `tokens` a rank.
+
+        With whole experts, all-to-all of as many copies as a token has experts, less those that stay; with slices of
+        experts, all tokens to all GPUs and their sums back. Each way a latency and the link's bandwidth.
+        """
+        model, gpus = self.model, self.tensor_parallel * self.data_parallel
+        self.coverage.note(
+            f"exchange of tokens among {gpus} GPUs is not calibrated; {UNMEASURED_LINK_SHARE:.0%} of the link"
+        )
+        copies = (
+            tokens / self.tensor_parallel * model.experts_per_token
+            if self.expert_parallel
+            else tokens * self.data_parallel
+        )
+        moved = (gpus - 1) / gpus * copies * model.hidden_size * model.dtype_bytes
+        return 2.0 * (SMALL_MESSAGE_SECONDS + moved / (UNMEASURED_LINK_SHARE * self.gpu.link_bandwidth))
 
     def _all_reduce(self, moved: FloatArray, world: int) -> FloatArray:
         if world in self.profile.all_reduce:

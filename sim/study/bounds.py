@@ -107,6 +107,8 @@ def _change_for_memory(config: ExperimentConfig, longest: int = 0) -> str | None
                 max_num_batched_tokens=pool.scheduler.max_num_batched_tokens,
                 kv_dtype=pool.kv_cache.dtype,
                 engine=pool.kv_cache.memory_of,
+                data_parallel=pool.data_parallel,
+                expert_parallel=pool.expert_parallel,
             )
         except InputError:
             continue

@@ -229,7 +229,7 @@ def _candidate(
 def _key(plan: Plan, config: ExperimentConfig) -> Any:
     """What is minimized, of a number of replicas: the objective, then cost, then GPUs."""
     pool = config.cluster.pools[0]
-    gpus = pool.tensor_parallel * pool.pipeline_parallel
+    gpus = pool.gpus_per_replica
     gpu = load_gpu(pool.gpu)
     price = gpu_price(plan, gpu)
     watts = gpu.require("tdp") if plan.config.objective == "energy" else 0.0
@@ -396,7 +396,7 @@ def _prices(planner: Planner, candidate: Candidate) -> tuple[float, int, int]:
     """USD per GPU hour, GPUs of a replica, spare replicas."""
     pool = planner.config(candidate, 1, planner.plan.config.seed).cluster.pools[0]
     price = gpu_price(planner.plan, load_gpu(pool.gpu))
-    return price, pool.tensor_parallel * pool.pipeline_parallel, planner.plan.config.spare_replicas
+    return price, pool.gpus_per_replica, planner.plan.config.spare_replicas
 
 
 def _write_mark(folder: StudyFolder, plan: Plan) -> None:

@@ -2,9 +2,8 @@
 
 `concurrency` clients each send the next request when the last one ended; ten requests a client,
 lengths uniform in 0.8 to 1.0 of the nominal ones, no shared prefixes. Every engine is simulated with the loop and the
-constants of vLLM; KV settings are not recorded, published recipes are taken. Expert parallelism is simulated as tensor
-parallelism of the experts. Disaggregated rows, attention data parallelism and models whose sizes are unknown are left
-out.
+constants of vLLM; KV settings are not recorded, published recipes are taken. Disaggregated rows and models whose sizes
+are unknown are left out.
 """
 
 from __future__ import annotations
@@ -79,8 +78,8 @@ def collect(folder: Path) -> Collected:
 def _why_not(row: pd.Series) -> str | None:
     if row["mode"] != "agg":
         return "prefill and decode on separate GPUs"
-    if present(row["attention_dp_size"]) and row["attention_dp_size"] > 1:
-        return "attention data parallelism is not modelled"
+    if _data_parallel(row) > 1 and not _has_whole_experts(row):
+        return "attention data parallelism without expert parallelism"
     if row["system"] not in _GPUS:
         return f"no GPU '{row['system']}' in the catalogue"
     if not (present(row["concurrency"]) and row["silicon_ttft_ms"] > 0 and row["silicon_tpot_ms"] > 0):
@@ -113,6 +112,8 @@ def _case(row: pd.Series, model: str) -> Case:
             "model": model,
             "gpu": _GPUS[str(row["system"])],
             "tensor_parallel": _tensor_parallel(row),
+            "data_parallel": _data_parallel(row),
+            "expert_parallel": _has_whole_experts(row),
             "pipeline_parallel": int(row["pp_size"]) if present(row["pp_size"]) and row["pp_size"] > 1 else 1,
             "max_model_len": isl + osl + 256,
             "scheduler": {"max_num_seqs": max(256, concurrency), "max_num_batched_tokens": max(8192, concurrency)},
@@ -127,6 +128,17 @@ def _case(row: pd.Series, model: str) -> Case:
         groups=frozenset({GROUP, f"{GROUP} {row['backend']}"}),
         notes=("latencies are taken for means: the data do not say",),
     )
+
+
+def _data_parallel(row: pd.Series) -> int:
+    size = row["attention_dp_size"]
+    return int(size) if present(size) and size > 1 else 1
+
+
+def _has_whole_experts(row: pd.Series) -> bool:
+    """Whether experts are spread over all GPUs of the replica; a mixture of both ways counts as slices."""
+    spread = row["moe_ep_size"]
+    return bool(present(spread) and spread > 1 and spread == _tensor_parallel(row) * _data_parallel(row))
 
 
 def _tensor_parallel(row: pd.Series) -> int:

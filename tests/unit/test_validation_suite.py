@@ -87,7 +87,7 @@ def test_every_row_left_out_says_why(tmp_path: Path) -> None:
     assert [case.pool["kv_cache"]["dtype"] for case in found.cases] == [None, None, "fp8"]
     assert {item.name: item.reason for item in found.left_out} == {
         "split": "prefill and decode on separate GPUs",
-        "data-parallel": "attention data parallelism is not modelled",
+        "data-parallel": "attention data parallelism without expert parallelism",
         "unheard-of": "sizes of org/Unheard-Of-1B are not in the data",
         "no-time": "no concurrency or no latency recorded",
         "no-gpu": "no GPU 'tpu_v9' in the catalogue",

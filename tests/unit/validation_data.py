@@ -107,9 +107,10 @@ def write_silicon(folder: Path) -> None:
         "silicon_tpot_ms": 5.0,
         "origin": "db-dump",
     }
+    experts = {"model_path": "org/Mixtral-8x7B", "moe_ep_size": 4.0}
     others = [
-        {"id": "experts-spread", "tp_size": 4.0, "moe_tp_size": 1.0, "moe_ep_size": 4.0},
-        {"id": "counted-twice", "tp_size": 16.0, "moe_tp_size": 4.0, "moe_ep_size": 4.0, "backend": "trtllm"},
+        {**experts, "id": "experts-spread", "tp_size": 4.0, "moe_tp_size": 1.0},
+        {**experts, "id": "counted-twice", "tp_size": 16.0, "moe_tp_size": 4.0, "backend": "trtllm"},
         {"id": "split", "mode": "disagg"},
         {"id": "data-parallel", "attention_dp_size": 4.0},
         {"id": "unheard-of", "model_path": "org/Unheard-Of-1B"},
