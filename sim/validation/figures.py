@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sim.units import FloatArray
 
 MOST_RUNS = 6  # whose distributions are drawn
+MANY_DECADES = 1e3  # largest over smallest value from which only powers of ten are labelled
 WIDE = 20.0  # largest over smallest value from which an axis is logarithmic
 
 
@@ -57,8 +58,19 @@ def _cdf(axis: Any, measured: FloatArray, predicted: FloatArray, label: str) -> 
     both = np.concatenate([measured[np.isfinite(measured)], predicted[np.isfinite(predicted)]])
     if len(both) and both.max() > WIDE * both.min() > 0:
         axis.set_xscale("log")
-        axis.xaxis.set_minor_formatter("")
+        _plain_ticks(axis.xaxis, (both.min(), both.max()))
     axis.tick_params(labelsize=7)
+    axis.set_ylabel("share of requests", fontsize=8)
+
+
+def _plain_ticks(axis: Any, ends: tuple[float, float]) -> None:
+    """Numbers as they are written, at 1, 2 and 5 of a decade, or at each decade where there are many."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
+    few = ends[1] < MANY_DECADES * ends[0]
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
+    axis.set_major_formatter(FormatStrFormatter("%g"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _scatter(predictions: Sequence[Prediction], path: Path) -> Path:
@@ -72,6 +84,8 @@ def _scatter(predictions: Sequence[Prediction], path: Path) -> Path:
             axis.loglog(measured, [item.predicted[metric] for item in own], ".", markersize=4, label=dataset)
         low, high = axis.get_xlim()
         axis.plot([low, high], [low, high], color="0.6", linewidth=0.8)
+        for side in (axis.xaxis, axis.yaxis):
+            _plain_ticks(side, (low, high))
         axis.set_xlabel(f"measured {metric}, s")
         axis.set_ylabel("predicted, s")
     axes[0].legend(frameon=False, fontsize=7)
