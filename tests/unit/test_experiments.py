@@ -14,7 +14,8 @@ from sim.study.table import check_names
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 STUDIES = sorted(EXPERIMENTS.glob("*/study.yaml"))
-ALL_STUDIES = [*STUDIES, EXPERIMENTS / "allocators" / "paper_lengths.yaml"]
+BESIDE = ["allocators/paper_lengths.yaml", "prefix_routing/shared_prefixes.yaml"]  # second studies of a folder
+ALL_STUDIES = [*STUDIES, *(EXPERIMENTS / name for name in BESIDE)]
 
 
 def name_of(path: Path) -> str:
@@ -91,3 +92,17 @@ def test_expectations_fail_where_the_mechanism_is_absent(tmp_path: Path) -> None
     outcome = run("static_vs_continuous", tmp_path, "workload.num_requests=20", "workload.arrivals.rate=0.02")
     assert not outcome.failed_runs
     assert any("policy=static" in line for line in outcome.failures)
+
+
+def test_turns_are_as_good_as_counts_only_where_requests_are_alike(tmp_path: Path) -> None:
+    """Two thirds of the size."""
+    outcome = run("routing_varying_costs", tmp_path, "workload.num_requests=1000")
+    assert not outcome.failed_runs
+    assert not outcome.failures
+
+
+def test_two_choices_survive_an_old_picture(tmp_path: Path) -> None:
+    """Two thirds of the size."""
+    outcome = run("stale_signals", tmp_path, "workload.num_requests=1000")
+    assert not outcome.failed_runs
+    assert not outcome.failures
