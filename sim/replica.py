@@ -715,13 +715,12 @@ class Replica:
             self.kv.register(seq, tokens)
 
     def publish(self) -> None:
-        """Tell the listener, if any, which contents have been cached or lost since it was told last.
+        """Tell the listener which contents have been cached or lost since it was told last.
 
         Only when a prompt is being computed or a sequence leaves: both happen at the same instants however the run is
         executed. What decode steps overwrite in between is told then.
         """
-        if self.on_cache_change is None:
-            return
+        assert self.on_cache_change is not None
         if self.kv.growing:
             self.register_growing()
         changes = self.kv.changes()
@@ -1025,7 +1024,8 @@ class Replica:
         self.block_seconds += max(-(-kept // size), reserved) * now - seq.block_time_sum
         self.token_seconds += kept * now - seq.token_time_sum
         self._account_stay(seq, now, held * size, reserved, ended)
-        self.publish()
+        if self.on_cache_change is not None:
+            self.publish()
 
     def _account_stay(self, seq: Sequence, now: float, num_held_tokens: int, num_reserved: int, ended: bool) -> None:
         """Integrals of a stay in the running list, and what sequences that ended had used of what they held."""

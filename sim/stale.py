@@ -85,11 +85,18 @@ class StaleReplica:
 
     def __init__(self, snapshots: Snapshots, replica: Replica) -> None:
         self._snapshots = snapshots
+        self._replica = replica
         self.index = replica.index
         self.num_kv_blocks = replica.num_kv_blocks
         self.kv_block_size = replica.kv_block_size
-        self.prefill_speed = replica.prefill_speed
-        self.decode_speed = replica.decode_speed
+
+    @property
+    def prefill_speed(self) -> float:
+        return self._replica.prefill_speed
+
+    @property
+    def decode_speed(self) -> float:
+        return self._replica.decode_speed
 
     @property
     def num_waiting(self) -> int:

@@ -21,8 +21,7 @@ class Candidates:
         self._replicas: list[ReplicaView] = []
         self.indices: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._first = False  # whether candidate i is replica i
-        self.prefill_speed: npt.NDArray[np.float64] = np.zeros(0)  # prompt tokens a second
-        self.decode_speed: npt.NDArray[np.float64] = np.zeros(0)  # output tokens a second
+        self._speeds: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None = None
 
     def of(self, replicas: Ordered[ReplicaView]) -> npt.NDArray[np.int64]:
         """`ReplicaView.index` of each candidate, in their order."""
@@ -30,9 +29,15 @@ class Candidates:
             self._replicas = list(replicas)
             self.indices = np.array([replica.index for replica in replicas], dtype=np.int64)
             self._first = self.indices.tolist() == list(range(len(replicas)))
-            self.prefill_speed = np.array([replica.prefill_speed for replica in replicas])
-            self.decode_speed = np.array([replica.decode_speed for replica in replicas])
+            self._speeds = None
         return self.indices
+
+    def speeds(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Prompt tokens a second and output tokens a second of each candidate."""
+        if self._speeds is None:
+            prefill = np.array([replica.prefill_speed for replica in self._replicas])
+            self._speeds = prefill, np.array([replica.decode_speed for replica in self._replicas])
+        return self._speeds
 
     def pick(self, numbers: npt.NDArray[Number]) -> npt.NDArray[Number]:
         """Numbers by replica index as numbers by candidate; not to be written to."""

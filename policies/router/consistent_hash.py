@@ -26,7 +26,9 @@ def ring_position(key: object) -> int:
 
 @dataclass
 class ConsistentHash:
-    """`key`: what is hashed; a request without one goes to the fewest outstanding requests. `bound`: most outstanding
+    """A ring of hashed keys with bounded load.
+
+    `key`: what is hashed; a request without one goes to the fewest outstanding requests. `bound`: most outstanding
     requests of a replica, as a multiple of the mean with the new request counted, rounded up; null: no bound.
     `prefix_tokens`: that key `prefix` looks at, rounded up to whole prefix ids. `overflow`: who
     takes what is beyond the bound. `virtual_nodes`: points of a replica on the ring.

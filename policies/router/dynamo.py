@@ -26,7 +26,9 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass
 class Dynamo:
-    """`block_size`: tokens of the unit of cost. `prefix_source` approximate: without cache events, from its own routing
+    """Dynamo's KV router (1.6): the least prefill and decode blocks, cached ones taken off.
+
+    `block_size`: tokens of the unit of cost. `prefix_source` approximate: without cache events, from its own routing
     (forgotten beyond the replica's KV memory, where Dynamo forgets by age). `prefill_scale`, `overlap_credit`,
     `request_weight`: factors of the cost. `temperature`: of the draw, 0 for the least cost.
     """

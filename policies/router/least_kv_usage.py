@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class LeastKvUsage:
-    """Blocks are in use while a sequence refers to them; what is only cached does not count."""
+    """The smallest share of KV blocks in use; what is only cached is not in use."""
 
     def route(self, request: RequestView, cluster: ClusterView, now: float) -> int:
         usage = np.array([replica.kv_usage for replica in cluster.replicas])

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class LeastOutstandingRequests:
-    """Join the shortest queue, by count; the picture is never stale."""
+    """Join the shortest queue, by count."""
 
     def route(self, request: RequestView, cluster: ClusterView, now: float) -> int:
         return int(cluster.outstanding_requests.argmin())

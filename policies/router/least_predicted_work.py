@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class LeastPredictedWork:
-    """The router's own books; they are never old."""
+    """Who is done first, by predicted tokens and each replica's speed; the router's own books, never old."""
 
     scores: npt.NDArray[np.float64] | None = field(default=None, init=False, repr=False)  # seconds
     _work: npt.NDArray[np.int64] = field(init=False, repr=False)  # nanoseconds by replica index: sums without residue
@@ -35,7 +35,8 @@ class LeastPredictedWork:
         indices = self._candidates.of(cluster.replicas)
         predicted = request.predicted_output_tokens
         output = request.max_output_tokens if predicted is None else predicted
-        seconds = request.num_prompt_tokens / self._candidates.prefill_speed + output / self._candidates.decode_speed
+        prefill_speed, decode_speed = self._candidates.speeds()
+        seconds = request.num_prompt_tokens / prefill_speed + output / decode_speed
         self.scores = self._candidates.pick(self._work) * 1e-9 + seconds
         position = int(self.scores.argmin())
         self._sent[request.row] = round(float(seconds[position]) * 1e9)

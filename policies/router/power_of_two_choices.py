@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class PowerOfTwoChoices:
-    """`compare`: what load is. `choices`: replicas drawn, without repetition."""
+    """The less loaded of two drawn at random. `compare`: what load is; `choices`: how many are drawn."""
 
     compare: Literal["outstanding_requests", "outstanding_tokens", "kv_usage"] = "outstanding_requests"
     choices: int = 2

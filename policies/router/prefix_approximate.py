@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class PrefixApproximate(CacheAware):
-    """`capacity_tokens`: tokens that the router remembers of each replica; null: as many as its KV memory holds."""
+    """The best match with the prompts that were sent there, if loads allow.
+
+    `capacity_tokens`: tokens that the router remembers of each replica; null: as many as its KV memory holds.
+    """
 
     capacity_tokens: int | None = None
     _prefixes: RoutedPrefixes = field(init=False, repr=False)

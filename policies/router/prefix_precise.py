@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class PrefixPrecise(CacheAware):
-    """Knows what is really there; what is being computed counts as soon as its step is scheduled and told."""
+    """The best match with what the replicas cache, as their events told, if loads allow.
+
+    What is being computed counts as soon as its step is scheduled and told; a prompt that waits does not count.
+    """
 
     cache_threshold: float = 0.0
     _signals: RouterSignals = field(init=False, repr=False)

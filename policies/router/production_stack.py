@@ -25,7 +25,10 @@ FORGETS_NOTHING = 2**62
 
 @dataclass
 class ProductionStack:
-    """`min_match_tokens`: a match must be longer. `window`: seconds. Prefix ids stand for its 128-character chunks."""
+    """vLLM production-stack's prefix-aware router: the longest match whatever the load, else the lowest rate.
+
+    `min_match_tokens`: a match must be longer. `window`: seconds. Prefix ids stand for its 128-character chunks.
+    """
 
     min_match_tokens: int = 0
     window: float = 60.0

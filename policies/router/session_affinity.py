@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SessionAffinity:
-    """`idle_timeout`: seconds without a request after which a session is forgotten."""
+    """A session stays on its replica; it is forgotten after `idle_timeout` seconds without a request."""
 
     idle_timeout: float = 14_400.0
     _homes: dict[object, tuple[int, float]] = field(default_factory=dict, init=False, repr=False)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SglangRouter(PrefixApproximate):
-    """The parameters of `prefix_approximate`."""
+    """SGLang's gateway (0.5.23), policy cache_aware as shipped."""
 
     capacity_tokens: int | None = 2**24
     _latest: dict[object, int] = field(default_factory=dict, init=False, repr=False)  # replica index by prefix id

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class SloAware:
-    """`ttft`: seconds. `prefix_source`: what the router sent, or what the replicas' cache events told."""
+    """The most cached prefix among those predicted to give the first token within `ttft` seconds, else the soonest.
+
+    `prefix_source`: what the router sent, or what the replicas' cache events told.
+    """
 
     ttft: float = 1.0
     prefix_source: Literal["approximate", "precise"] = "approximate"
@@ -46,7 +49,7 @@ class SloAware:
         precise = self.prefix_source == "precise"
         cached = pick(self._signals.cached_tokens(request) if precise else self._prefixes.tokens(request))
         tokens = pick(self._signals.prefill_tokens) + request.num_prompt_tokens - cached
-        self.scores = tokens / self._candidates.prefill_speed
+        self.scores = tokens / self._candidates.speeds()[0]
         in_time = now - request.arrival_time + self.scores <= self.ttft
         if in_time.any():
             position = least(cluster.outstanding_requests, in_time & (cached == cached[in_time].max()))

@@ -23,7 +23,7 @@ HALF = 0.5
 
 @dataclass
 class VllmDp:
-    """No parameters."""
+    """vLLM's data-parallel front end (0.33): requests there, and waiting ones weighed by memory pressure."""
 
     scores: npt.NDArray[np.float64] | None = field(default=None, init=False, repr=False)
     _signals: RouterSignals = field(init=False, repr=False)

@@ -24,9 +24,10 @@ Scores = npt.NDArray[np.float64]
 
 @dataclass
 class Weighted:
-    """Weights; a scorer of weight 0 is not asked. `prefix_source`: what the router sent (forgotten beyond
-    `capacity_tokens` a replica; null: its KV memory), or what the replicas' cache events told. `ties`: who wins among
-    equal sums.
+    """The largest weighted sum of scores for queue, KV memory, load, cached prefix and session.
+
+    A scorer of weight 0 is not asked. `prefix_source`: what the router sent (forgotten beyond `capacity_tokens` a
+    replica; null: its KV memory), or what the replicas' cache events told. `ties`: who wins among equal sums.
     """
 
     queue: float = 1.0

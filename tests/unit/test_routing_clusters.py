@@ -122,6 +122,30 @@ def test_the_better_a_router_knows_the_caches_the_more_it_hits(shared_data: Path
     assert found["prefix_precise", 200_000] > 0.99 * ideal
 
 
+def test_isolated_tenants_do_not_hit_each_other_in_the_index_either() -> None:
+    """One prefix, two tenants: whoever comes first in a tenant finds nothing, later ones find it."""
+    work = generated(30, 10.0, prefix={"groups": 1, "tokens": 512}, tenants={"a": 1, "b": 1})
+    isolated = pool("main", replicas=1, kv_cache={"isolation": "tenant"})
+    simulation = prepare(experiment(work, [isolated], policy="prefix_precise", log=True), RunOptions())
+    log, tenants = simulation.run().routing, simulation.workload.tenant
+    assert log is not None
+    assert tenants is not None
+    for tenant in ("a", "b"):
+        found = [scores[0] for row, scores in zip(log["row"], log["scores"], strict=True) if tenants[row] == tenant]
+        assert found[0] == 0
+        assert set(found[3:]) == {512}
+
+
+def test_speculating_replicas_tell_what_they_cache_and_when_prompts_are_done() -> None:
+    work = generated(30, 10.0, prefix={"groups": 1, "tokens": 512})
+    drafting = pool("main", speculation={"method": "ngram", "num_speculative_tokens": 2, "acceptance": 0.5})
+    simulation = prepare(experiment(work, [drafting], policy="dynamo", log=True), RunOptions())
+    simulation.run()
+    signals: Any = simulation.cluster.routing.signals
+    assert signals.prefill_tokens.tolist() == [0, 0]
+    assert signals.cached_tokens(simulation.columns.sequence(0, 0.0)).max() >= 512
+
+
 # --- settings and log -------------------------------------------------------------------------------------------------
 
 
