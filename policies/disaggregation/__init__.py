@@ -9,6 +9,7 @@ from policies.disaggregation.by_predicted_interference import ByPredictedInterfe
 from policies.disaggregation.by_prompt_length import ByPromptLength
 from policies.disaggregation.by_uncached_tokens import ByUncachedTokens
 from policies.disaggregation.colocated import AlwaysColocated
+from policies.disaggregation.splitwise import Splitwise
 from sim.interfaces import DisaggregationPolicy
 
 DISAGGREGATIONS: dict[str, Callable[..., DisaggregationPolicy]] = {
@@ -17,4 +18,5 @@ DISAGGREGATIONS: dict[str, Callable[..., DisaggregationPolicy]] = {
     "by_prompt_length": ByPromptLength,
     "by_uncached_tokens": ByUncachedTokens,
     "by_predicted_interference": ByPredictedInterference,
+    "splitwise": Splitwise,
 }

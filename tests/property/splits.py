@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from scenarios import Scenario, Space, make_policy, make_simulation, scenarios
 
 from policies.disaggregation.by_prompt_length import ByPromptLength
+from policies.disaggregation.splitwise import Splitwise
 from sim.clock import Clock
 from sim.cluster import Cluster
 from sim.disaggregation import losses
 from sim.engine import EndFunction, Simulation
 from sim.fabric import Fabric
 from sim.inbox import Inbox
+from sim.interfaces import DisaggregationPolicy
 from sim.network import Crossing, Link, Network, Route
 from sim.pools import Pool, Pools
 from sim.transfer import TransferRules, Transfers
@@ -30,7 +32,7 @@ class Splitting:
     num_prefill: int = 1
     num_decode: int = 1
     num_mixed: int = 0
-    threshold: int = 0
+    threshold: int | None = 0  # None: the splitwise policy, by memory and pending tokens
     mode: Literal["pull", "push"] = "pull"
     granularity: Literal["whole", "chunk", "layer"] = "whole"
     first_token: Literal["prefill", "decode"] = "prefill"
@@ -41,6 +43,10 @@ class Splitting:
     failure_rate: float = 0.0
     retries: int = 0
     on_failure: Literal["recompute", "fail"] = "recompute"
+
+    @property
+    def policy(self) -> DisaggregationPolicy:
+        return Splitwise(max_pending_tokens=20) if self.threshold is None else ByPromptLength(self.threshold)
 
     @property
     def rules(self) -> TransferRules:
@@ -91,7 +97,7 @@ def make_split_simulation(
             for replica in replicas if role != "prefill" else []:
                 replica.inbox = Inbox(replica, splitting.rules)
         together = Pool("mixed", "mixed", parts[2], make_policy("router", scenario.router), cluster)
-        return Pools(cluster, pools, together, ByPromptLength(splitting.threshold), transfers)
+        return Pools(cluster, pools, together, splitting.policy, transfers)
 
     return make_simulation(scenario, step_by_step, step_log, make_pools=make_pools)
 
@@ -104,10 +110,10 @@ def splittings(draw: st.DrawFn, **given: Any) -> Splitting:
     """Few replicas, slow and fast links, every rule; `given` fields are always used."""
     pick: Callable[..., Any] = lambda *choices: draw(st.sampled_from(choices))  # noqa: E731
     mode, granularity = pick(*MOVES)
-    replicas = pick((1, 1, 0), (1, 1, 0), (2, 1, 0), (1, 2, 0), (1, 1, 1))
+    replicas = pick((1, 1, 0), (1, 1, 0), (2, 1, 0), (1, 2, 0), (1, 1, 1), (1, 1, 1))
     splitting = Splitting(
         *replicas,
-        threshold=pick(0, 0, 5),
+        threshold=pick(0, 0, 5, None),
         mode=mode,
         granularity=granularity,
         first_token=pick("prefill", "decode"),

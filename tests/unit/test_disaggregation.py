@@ -162,6 +162,8 @@ def test_losses_are_drawn_by_row_and_attempt() -> None:
 
 
 class FakeReplica:
+    num_kv_blocks, kv_block_size = 10, 1000
+
     def __init__(self, num_running: int) -> None:
         self.num_running = num_running
 
@@ -185,8 +187,11 @@ class FakePool:
 
 
 class FakeRequest:
-    def __init__(self, num_prompt_tokens: int) -> None:
+    predicted_output_tokens = None
+
+    def __init__(self, num_prompt_tokens: int, max_output_tokens: int = 1) -> None:
         self.num_prompt_tokens = num_prompt_tokens
+        self.max_output_tokens = max_output_tokens
 
 
 def place(name: str, prompt: int, pools: list[FakePool], **params: Any) -> Any:
@@ -226,6 +231,22 @@ def test_every_policy_serves_a_run(name: str) -> None:
     params = {"threshold": 1000} if name.startswith(("by_prompt", "by_uncached")) else {}
     outcome = simulate(changed(SPLIT, cluster__disaggregation={"policy": name, **params}))
     assert outcome.summary["num_finished"] == 40
+
+
+def test_splitwise_overflows_into_the_mixed_pool() -> None:
+    """Prompts beyond 8,192 pending tokens, and outputs beyond 10 blocks of 1,000 tokens; both: one replica."""
+    request = FakeRequest(1000, max_output_tokens=500)
+
+    def found(prefill: list[int], decode: list[int], mixed: list[int]) -> Any:
+        pools = [FakePool("mixed", mixed), FakePool("prefill", prefill), FakePool("decode", decode)]
+        return policies.make("disaggregation", "splitwise", {}, "test").place(request, pools, 0.0)
+
+    assert found([7192], [8500], [0]) == Split(1, 2)
+    assert found([7193], [8500], [0]) == Split(0, 2)
+    assert found([7193, 0], [8500], [0]) == Split(1, 2)
+    assert found([0], [8501, 9000], [0]) == Split(1, 0)
+    assert found([7193], [8501], [0]) == Colocated(0)
+    assert found([0], [8501], [8501]) == Colocated(None)
 
 
 class SplitWithItself:

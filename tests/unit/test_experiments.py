@@ -87,6 +87,14 @@ def test_head_of_line_blocking_shows_in_a_short_run(tmp_path: Path) -> None:
     assert not outcome.failures
 
 
+@pytest.mark.parametrize(("name", "num_requests"), [("pays", 150), ("does_not_pay", 500)])
+def test_disaggregation_pays_where_it_should(tmp_path: Path, name: str, num_requests: int) -> None:
+    """A part of the size."""
+    outcome = run(f"disaggregation_{name}", tmp_path, f"workload.num_requests={num_requests}")
+    assert not outcome.failed_runs
+    assert not outcome.failures
+
+
 def test_expectations_fail_where_the_mechanism_is_absent(tmp_path: Path) -> None:
     """One request in 50 s: nobody stands behind anybody, so static batching is no worse, and the study says so."""
     outcome = run("static_vs_continuous", tmp_path, "workload.num_requests=20", "workload.arrivals.rate=0.02")
