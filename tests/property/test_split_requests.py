@@ -10,6 +10,7 @@ from splits import BYTES_PER_TOKEN, MOVES, Splitting, make_split_simulation, spl
 from test_fast_forward import assert_same_bits, assert_same_result
 
 from policies.scheduler import SCHEDULERS
+from sim.collect import collect
 from sim.engine import Simulation
 from sim.measured import PARTS, measure
 from sim.result import RunResult, Status
@@ -87,3 +88,20 @@ def test_fast_forward_is_exact_however_kv_moves(moves: tuple[str, str], first_to
         assert_exact(scenario, splitting)
 
     check()
+
+
+@examples(40)
+@given(split_scenarios(Space(timeline=False)), splittings())
+def test_memory_integrals_equal_a_brute_force_sum(scenario: Scenario, splitting: Splitting) -> None:
+    """Blocks in use summed from event to event: leases and loads included."""
+    simulation = make_split_simulation(scenario, splitting, step_by_step=True)
+    simulation._start_arrivals()
+    environment, sums = simulation.clock.env, [0.0] * len(simulation.replicas)
+    while environment.peek() < float("inf"):
+        elapsed = environment.peek() - environment.now
+        for i, replica in enumerate(simulation.replicas):
+            sums[i] += elapsed * (replica.kv.num_usable - replica.kv.num_free)
+        environment.step()
+    result = collect(simulation, 0.0)
+    for found, wanted in zip(result.replicas, sums, strict=True):
+        assert found.used_block_seconds == pytest.approx(wanted, rel=1e-9, abs=1e-9)
