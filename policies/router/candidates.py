@@ -51,5 +51,5 @@ class Candidates:
 
 def least(numbers: npt.NDArray[np.generic], among: npt.NDArray[np.bool_]) -> int:
     """Position of the least number among the marked ones (at least one); ties go to the first."""
-    positions = np.flatnonzero(among)
-    return int(positions[numbers[positions].argmin()])
+    positions = among.nonzero()[0]
+    return int(positions[0] if len(positions) == 1 else positions[numbers[positions].argmin()])

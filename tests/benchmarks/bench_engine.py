@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -106,6 +107,7 @@ CASES = [
 FLAT = [(32, 10_000), (32, 100_000), (32, 1_000_000), (4, 100_000), (256, 100_000)]
 PRESETS = sorted(path.stem for path in (ROOT / "policies" / "presets").glob("*.yaml"))
 EXTRAS = ("startup", "flat", "presets", "router")
+SCRAPES = {"weighted": 0.05, "llm_d": 0.05, "vllm_dp": 0.1}  # seconds between two looks, as deployed
 ROUTER_GOALS = {
     "least_outstanding_requests": "5",
     "least_outstanding_tokens": "5",
@@ -201,25 +203,29 @@ def measure_routers(experiment: dict[str, Any], decisions: int = 3000) -> dict[s
 
 
 def measure_router(experiment: dict[str, Any], name: str, decisions: int) -> float:
-    """Microseconds of CPU of one decision, over loads that change, for the requests of the workload in turn.
+    """Microseconds of CPU of one decision, for the requests of the workload in turn, one outstanding a replica.
 
     The median of ten parts; without the garbage collector, as in the loop of a simulation.
     """
     from sim.config import experiment_from_values
     from sim.experiment import RunOptions, prepare
 
-    values = {**experiment, "cluster": {**experiment["cluster"], "router": {"policy": name}}}
+    router = {"policy": name, "snapshot_interval": SCRAPES.get(name, 0.0)}
+    values = {**experiment, "cluster": {**experiment["cluster"], "router": router}}
     simulation = prepare(experiment_from_values(values, ROOT), RunOptions())
     simulation.run()
     cluster, columns, now = simulation.cluster, simulation.columns, simulation.clock.now
-    parts, size = [], decisions // 10
+    parts, size, sent = [], decisions // 10, deque[int]()
     gc.disable()
     for part in range(10):
         rows = range(part * size, (part + 1) * size)
         asked = [columns.sequence(row % len(simulation.workload), now) for row in rows]
         started = time.process_time()
         for seq in asked:
-            cluster.outstanding_requests[cluster.routing.choose(seq, cluster, now)] += 1
+            sent.append(cluster.routing.choose(seq, cluster, now))
+            cluster.outstanding_requests[sent[-1]] += 1
+            if len(sent) > len(cluster.replicas):
+                cluster.outstanding_requests[sent.popleft()] -= 1
         parts.append((time.process_time() - started) / size * 1e6)
     gc.enable()
     return statistics.median(parts)
@@ -352,7 +358,7 @@ def preset_rows(fast: bool) -> list[dict[str, str]]:
 def router_rows(fast: bool) -> list[dict[str, str]]:
     """One decision of every router among 256 replicas: prompts of 8,512 tokens in 133 ids, 125 of them shared."""
     workload = {
-        **poisson(200 if fast else 3000, 256),
+        **poisson(100 if fast else 400, 256),
         "prompt_tokens": {"distribution": "fixed", "value": 512},
         "output_tokens": {"distribution": "fixed", "value": 64},
         "prefix": {"groups": 64, "tokens": 8000, "zipf": 1.0},
@@ -364,6 +370,7 @@ def router_rows(fast: bool) -> list[dict[str, str]]:
         {
             "router": name,
             "replicas": "256",
+            "loads": f"every {SCRAPES[name]:g} s" if name in SCRAPES else "live",
             "scaled us a decision": f"{microseconds * scale:.2f}",
             "goal us": ROUTER_GOALS.get(name, "-"),
         }
