@@ -145,7 +145,8 @@ def _preemptions(summary: Mapping[str, Any]) -> str:
 def _cost(summary: Mapping[str, Any]) -> str:
     cost = summary["cost"]
     price = f", {significant(cost['price'])} USD" if cost["price"] is not None else ""
-    return f"{significant(cost['gpu_hours'])} GPU hours{price}"
+    energy = f", {significant(cost['energy_kwh'])} kWh" if cost.get("energy_kwh") is not None else ""
+    return f"{significant(cost['gpu_hours'])} GPU hours{price}{energy}"
 
 
 def _expectations(outcome: Outcome) -> str:
