@@ -53,7 +53,7 @@ def _measured_by_simulation(case: Case, prompt: int, output: int, gap: float, mo
 def test_the_constants_of_a_simulated_server_are_found_again(case: Case) -> None:
     cases = [
         _measured_by_simulation(case, 16, 200, 0.4),  # decode steps of few sequences
-        _measured_by_simulation(case, 40, 20, 0.01),  # small mixed steps
+        _measured_by_simulation(case, 100, 20, 0.01),  # small mixed steps, of a tile or two
         _measured_by_simulation(case, 600, 20, 0.15),  # mixed steps beyond the largest graph
         _measured_by_simulation(case, 100, 60, 0.03, model="llama-3.1-8b"),
     ]
