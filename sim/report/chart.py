@@ -75,6 +75,12 @@ def is_wide(values: FloatArray) -> bool:
     return len(positive) > 0 and bool(values.max() > _LOG_RANGE * positive.min())
 
 
+def from_zero(axes: Axes, values: FloatArray) -> None:
+    """A y axis from zero to a little above the largest of these values."""
+    known = values[~np.isnan(values)]
+    axes.set_ylim(0, 1.08 * float(known.max()) if len(known) and known.max() > 0 else 1.0)
+
+
 def place_on(axes: Axes, x: float, y: float) -> tuple[float, float]:
     """Where a point of the data lies on the axes, 0 to 1 from the left and from the bottom."""
     at = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.report import text, theme
-from sim.report.chart import Chart, duration_axis, is_wide, share_axis
+from sim.report.chart import Chart, duration_axis, from_zero, is_wide, share_axis
 from sim.report.knee import pareto_front
 from sim.report.sweep_charts import look
 from sim.report.sweep_data import short
@@ -140,7 +140,7 @@ def _front_panel(
     if text.is_duration(metric):
         duration_axis(axes, "y", values[~np.isnan(values)])
     if not is_wide(values[~np.isnan(values)]):
-        axes.set_ylim(bottom=0)
+        from_zero(axes, values)
 
 
 def _winner_mark(axes: Axes, found: Mapping[str, Any], metric: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.report import text, theme
-from sim.report.chart import Chart, duration_axis, is_wide, share_axis
+from sim.report.chart import Chart, duration_axis, from_zero, is_wide, share_axis
 from sim.report.knee import Knee, bend, first_backlogged, largest_held, pareto_front
 from sim.report.sweep_data import Line, SweepData, SweepPoint
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_TARGET = 0.9
 CURVES = ("ttft.p99", "tpot.p99", "e2e.p99", "itl.p99", "output_token_throughput", "cost.price")
 _MOST_TICKS = 8
-_MOST_LABELS = 12
+_MOST_LABELS = 20
 _STYLES = ("-", "--", ":")
 _MARKERS = "osD^vP"
 
@@ -42,7 +42,7 @@ def load_chart(data: SweepData, knees: Sequence[Knee]) -> Chart | None:
     share_axis(left)
     left.set_title(f"SLO attainment (target {text.percent(target)})")
     right.set_title("Goodput (requests/s within the SLO)")
-    right.set_ylim(bottom=0)
+    from_zero(right, np.array([v for line in lines for v in line.means("goodput") if v is not None]))
     for axes in (left, right):
         number_axis(axes, lines, load_name(data))
     _legend(figure, left)
@@ -103,7 +103,7 @@ def interactivity(data: SweepData) -> tuple[Chart, list[SweepPoint]] | None:
         _points(axes, data, found, own, (x, y), {**look(index), "label": groups[index][0] or "points"})
     axes.plot(x[front], y[front], color=theme.INK, linewidth=2.2, alpha=0.35, label="front", zorder=1)
     axes.set(xlabel="output tokens/s per user (1 / TPOT p50)", ylabel="output tokens/s per GPU")
-    axes.set_ylim(bottom=0)
+    from_zero(axes, y)
     axes.yaxis.set_major_formatter("{x:,.0f}")
     _legend(figure, axes)
     caption = "Up: more from a GPU. Right: faster for each user. On the front nothing else is better in both. "
@@ -152,10 +152,10 @@ def metric_axis(axes: Axes, metric: str, lines: Sequence[Line]) -> None:
     if text.is_duration(metric):
         duration_axis(axes, "y", values)
         if not is_wide(values):
-            axes.set_ylim(bottom=0)
+            from_zero(axes, values)
         return
     axes.yaxis.set_major_formatter(lambda value, _: text.digits(value))
-    axes.set_ylim(bottom=0)
+    from_zero(axes, values)
 
 
 def number_axis(axes: Axes, lines: Sequence[Line], name: str) -> None:

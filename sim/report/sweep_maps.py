@@ -253,8 +253,9 @@ def _mark_points(axes: Axes, data: SweepData, metric: str, places: Any) -> None:
             axes.hlines(y, *interval, color=theme.BLUE, linewidth=1.4)
     axes.set_title(text.metric_title(metric))
     axes.grid(True, axis="both")
-    if text.is_duration(metric):
-        duration_axis(axes, "x", np.array([value for _, value, _ in known], dtype=np.float64))
+    shown = np.array([value for _, value, _ in known], dtype=np.float64)
+    if text.is_duration(metric) and is_wide(shown):
+        duration_axis(axes, "x", shown)
     else:
         _metric_on_x(axes, metric)
     axes.tick_params(axis="x", labelsize=7)

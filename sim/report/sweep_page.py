@@ -91,7 +91,9 @@ def _what(data: SweepData) -> list[str]:
 
 def _tiles(data: SweepData) -> list[Tile]:
     replications = data.study.config.replications
-    tiles = [Tile("Points", str(len(data.points)), f"{len(data.keys)} varied keys")]
+    tiles = [
+        Tile("Points", str(len(data.points)), f"{len(data.keys)} varied {'key' if len(data.keys) == 1 else 'keys'}")
+    ]
     tiles.append(Tile("Runs", str(sum(len(p.rows) for p in data.points)), f"{replications} a point"))
     for metric, best, word in (
         ("slo_attainment", max, "best"),
@@ -159,8 +161,11 @@ def _expectations(data: SweepData) -> Section | None:
         verdict = Cell("does not hold", tone="bad") if where else Cell("holds", tone="good")
         shown = [line.replace(f"{text}: does not hold", "").replace(": (", " (") for line in where[:_MOST_SHOWN]]
         rows.append([text, verdict, "; ".join(shown) + more])
-    table = Table("What the study expects, judged on the means over replications",
-                  ("Expectation", "Verdict", "Where it does not hold"), rows, frozenset({1, 2}))  # fmt: skip
+    head: tuple[str, ...] = ("Expectation", "Verdict", "Where it does not hold")
+    if not any(where for _, where in data.verdicts):
+        head, rows = head[:2], [row[:2] for row in rows]
+    caption = "What the study expects, judged on the means over replications"
+    table = Table(caption, head, rows, frozenset({1, 2}))
     return Section("expectations", "Expectations", tables=[table])
 
 

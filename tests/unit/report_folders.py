@@ -39,6 +39,13 @@ STUDY: dict[str, Any] = {
     "columns": {"usd_per_million": "1e6 * cost.price / num_output_tokens"},
     "expect": ["row(max_num_batched_tokens=512).itl.p99 < row(max_num_batched_tokens=2048).itl.p99", "ttft.p99 < 0.3"],
 }
+# A study without a number: its points stand side by side.
+NAMES: dict[str, Any] = {
+    "name": "engines",
+    "vary": {"cluster.pools.0.engine": ["vllm-v1", "vllm-v0", "sarathi", "sglang", "static"]},
+    "replications": 1,
+    "expect": [],
+}
 PLAN: dict[str, Any] = {
     "name": "small-plan",
     "workload": {**EXPERIMENT["workload"], "num_requests": 300, "arrivals": {"process": "poisson", "rate": 40.0}},
@@ -86,4 +93,6 @@ def plan_folder(parent: Path, **changes: Any) -> Path:
 def all_folders(parent: Path) -> dict[str, Path]:
     """One of each kind."""
     make = {"run": run_folder, "sweep": sweep_folder, "compare": compare_folder, "plan": plan_folder}
-    return {kind: function(parent) for kind, function in make.items()}
+    found = {kind: function(parent) for kind, function in make.items()}
+    (parent / "of_names").mkdir()
+    return {**found, "names": sweep_folder(parent / "of_names", **NAMES)}
