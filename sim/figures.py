@@ -6,7 +6,9 @@ Figures are made without pyplot, so nothing is shown or kept open; in a notebook
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,10 +70,22 @@ def _tick(value: Any) -> Any:
     return value if isinstance(value, int | float) else str(value)
 
 
-def _figure(rows: int, columns: int) -> Figure:
+@cache
+def _figure_class() -> type[Figure]:
+    """A figure that notebooks show although pyplot does not know it."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.5 * columns, 3 * rows), layout="constrained")
+    class ShownFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png", dpi=100)
+            return buffer.getvalue()
+
+    return ShownFigure
+
+
+def _figure(rows: int, columns: int) -> Figure:
+    figure = _figure_class()(figsize=(4.5 * columns, 3 * rows), layout="constrained")
     figure.subplots(rows, columns)
     return figure
 

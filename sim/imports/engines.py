@@ -32,7 +32,7 @@ _ACCEPTANCE = 0.7  # nobody's flag says it
 
 @dataclass(frozen=True)
 class EngineCommand:
-    """How to read the commands of one engine. `preset`: its name in an experiment."""
+    """How to read the commands of one engine. `preset`: its name in an experiment; `program`: see `parse`."""
 
     title: str
     preset: str
@@ -253,11 +253,11 @@ def _llama_defaults(command: Command, model: ModelSpec, gpu: HardwareProfile) ->
 
 
 ENGINES: dict[str, EngineCommand] = {
-    "vllm": EngineCommand("vLLM 0.33", "vllm-v1", ("vllm", "serve", "python", "python3", "-m",
-                          "vllm.entrypoints.openai.api_server"), _VLLM, _vllm_defaults),
-    "sglang": EngineCommand("SGLang 0.5.23", "sglang", ("python", "python3", "-m", "sglang.launch_server", "sglang",
-                            "serve"), _SGLANG, _sglang_defaults),
+    "vllm": EngineCommand("vLLM 0.33", "vllm-v1", ("vllm", "serve", "vllm.entrypoints.openai.api_server",
+                          "vllm-openai"), _VLLM, _vllm_defaults),
+    "sglang": EngineCommand("SGLang 0.5.23", "sglang", ("sglang", "serve", "sglang.launch_server"), _SGLANG,
+                            _sglang_defaults),
     "trtllm": EngineCommand("TensorRT-LLM 1.x", "trtllm", ("trtllm-serve", "serve"), _TRTLLM, _trtllm_defaults),
-    "llama-server": EngineCommand("llama.cpp server (fb40266)", "llama-server", ("llama-server", "server"), _LLAMA,
+    "llama-server": EngineCommand("llama.cpp server (fb40266)", "llama-server", ("llama-server", "llama.cpp"), _LLAMA,
                                   _llama_defaults),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -62,8 +63,9 @@ def ignores(names: str, why: str, switch: bool = False) -> list[Flag]:
     return [Flag((name,), switch=True if switch else None, why=why) for name in names.split()]
 
 
-def parse(command: str, skipped: Sequence[str], table: Sequence[Flag]) -> Command:
-    """Parse `command`. `skipped`: words of the program's own name; the first other word without a dash is the model.
+def parse(command: str, program: Sequence[str], table: Sequence[Flag]) -> Command:
+    """Parse `command`. What comes before and at the last word of `program` (names of commands, modules, images) is the
+    shell's, the interpreter's or the container's; the first word without a dash after it is the model.
 
     Raises `InputError` for quotes that do not close, and for a value that its flag does not take.
     """
@@ -73,7 +75,7 @@ def parse(command: str, skipped: Sequence[str], table: Sequence[Flag]) -> Comman
         raise InputError(f"the command cannot be read: {error}") from None
     known = {name: flag for flag in table for name in flag.names}
     found = Command()
-    rest = iter(_without_program(words, skipped))
+    rest = iter(_joined(_without_program(words, program), known))
     pushed: list[str] = []
     while (word := pushed.pop() if pushed else next(rest, None)) is not None:
         if not word.startswith("-"):
@@ -91,12 +93,38 @@ def parse(command: str, skipped: Sequence[str], table: Sequence[Flag]) -> Comman
     return found
 
 
-def _without_program(words: Sequence[str], skipped: Sequence[str]) -> list[str]:
-    """The words after environment variables, the interpreter and the program's name."""
-    start = 0
-    while start < len(words) and (_ASSIGNMENT.match(words[start]) or words[start].rsplit("/", 1)[-1] in skipped):
-        start += 1
-    return list(words[start:])
+def _without_program(words: Sequence[str], program: Sequence[str]) -> list[str]:
+    """The words after environment variables, interpreter, container and the program's name."""
+    names = [word.rsplit("/", 1)[-1].partition(":")[0] for word in words]
+    last = max((index for index, name in enumerate(names) if name in program), default=-1)
+    rest = list(words[last + 1 :])
+    while rest and _ASSIGNMENT.match(rest[0]):
+        rest.pop(0)
+    return rest
+
+
+def _joined(words: Sequence[str], known: dict[str, Flag]) -> list[str]:
+    """`--flag.key value` of JSON flags, as one `--flag={"key": value}`."""
+    rest: list[str] = []
+    parts: dict[str, dict[str, Any]] = {}
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        name, _, key = word.partition("=")[0].partition(".")
+        if not (word.startswith("--") and key and _spelled(name, known) in known):
+            rest.append(word)
+            continue
+        value = word.partition("=")[2] if "=" in word else queue.pop(0) if queue else ""
+        parts.setdefault(name, {})[key.replace("-", "_")] = _scalar(value)
+    return rest + [f"{name}={json.dumps(values)}" for name, values in parts.items()]
+
+
+def _scalar(text: str) -> Any:
+    """A number, a truth value or text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _spelled(name: str, known: dict[str, Flag]) -> str:

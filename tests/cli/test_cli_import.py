@@ -113,6 +113,30 @@ def test_speculation_is_taken_with_an_assumed_acceptance() -> None:
     assert any("acceptance is an assumption" in warning for warning in found.warnings)
 
 
+@pytest.mark.parametrize(
+    ("engine", "command"),
+    [
+        ("vllm", "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.33.0 --model llama-3.1-8b -tp 2"),
+        ("vllm", "python -m vllm.entrypoints.openai.api_server --model=llama-3.1-8b \\\n  --tensor-parallel-size 2"),
+        ("sglang", "NCCL_DEBUG=INFO python3 -m sglang.launch_server --model-path llama-3.1-8b --tp-size 2"),
+        ("sglang", "docker run lmsysorg/sglang:v0.5 python3 -m sglang.launch_server --model llama-3.1-8b --tp=2"),
+        ("trtllm", "mpirun -n 2 trtllm-serve serve llama-3.1-8b --tp_size 2"),
+    ],
+)
+def test_what_stands_before_the_flags_is_not_read(engine: str, command: str) -> None:
+    found = import_command(engine, command)
+    assert not found.warnings
+    assert "tensor_parallel: 2" in found.text
+    assert "model: llama-3.1-8b " in found.text
+
+
+def test_json_flags_may_be_given_key_by_key() -> None:
+    dotted = "--speculative-config.method ngram --speculative-config.num_speculative_tokens=4"
+    text = import_command("vllm", f"vllm serve llama-3.1-8b {dotted} --block-size 32").text
+    assert '"method": "ngram", "num_speculative_tokens": 4' in text
+    assert "block_size: 32" in text
+
+
 def test_secrets_do_not_reach_the_file() -> None:
     assert "hush" not in import_command("vllm", "vllm serve opt-13b --api-key hush").text
 

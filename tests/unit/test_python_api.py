@@ -50,7 +50,9 @@ def test_the_examples_of_the_page_give_what_it_says(example: dict[str, Any]) -> 
 
 def test_the_figure_shows_the_distribution_and_the_limits(example: dict[str, Any]) -> None:
     result = example["result"]
-    axes = result.plot().axes[0]
+    figure = result.plot()
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    axes = figure.axes[0]
     curve, limit = axes.lines[0], axes.lines[1]
     assert list(limit.get_xdata()) == [0.5, 0.5]
     below = np.interp(0.5, curve.get_xdata(), curve.get_ydata())
