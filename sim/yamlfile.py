@@ -119,8 +119,8 @@ def _float(dumper: yaml.SafeDumper, value: float) -> yaml.Node:
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    """Line breaks beyond ASCII must be escaped: PyYAML folds them away in the other styles."""
-    style = '"' if any(mark in value for mark in "\x85\u2028\u2029") else None
+    """Line separators other than a line feed are escaped: in other styles they are read back as blanks."""
+    style = '"' if any(separator in value for separator in "\r\x85\u2028\u2029") else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 

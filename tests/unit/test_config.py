@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sim import yamlfile
@@ -291,6 +291,7 @@ def test_line_breaks_beyond_ascii_survive_writing_and_reading(label: str) -> Non
     label=st.text(max_size=8),
     flag=st.booleans(),
 )
+@example(rate=1.0, latency=0.0, seed=0, label="a\x85b'\u2028c\u2029d\re", flag=False)
 def test_any_value_survives_writing_and_reading(rate: float, latency: float, seed: int, label: str, flag: bool) -> None:
     changed = values(seed=seed, client={"base_latency": latency})
     changed["workload"] = {**changed["workload"], "arrivals": {"process": "poisson", "rate": rate}}
