@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from sim.model import ModelSpec
     from sim.pools import Pools
     from sim.topology import Topology
+    from sim.workload.base import Workload
     from sim.workload.columns import Columns
 
 T = TypeVar("T")
@@ -55,8 +56,12 @@ def build(
     step_by_step: bool = False,
     step_log: bool = False,
     timeline_interval: float | None = None,
+    workload: Workload | None = None,
 ) -> Simulation:
-    """Everything of one run, ready for `run()`. `InputError` for what only shows when facts and policies load."""
+    """Everything of one run, ready for `run()`. `InputError` for what only shows when facts and policies load.
+
+    `workload` stands in for the one that the configuration names.
+    """
     seeds = Seeds(config.seed)
     topology = place(config)
     fabric_on = cache(partial(Fabric, topology=topology))  # one for swaps and KV transfers
@@ -75,7 +80,7 @@ def build(
         return replicas
 
     simulation = Simulation(
-        build_workload(config.workload, seeds, config.base_dir),
+        workload or build_workload(config.workload, seeds, config.base_dir),
         make_replicas,
         make_slot(config, "router", seeds),
         make_slot(config, "admission", seeds),

@@ -282,6 +282,9 @@ class KvTransferConfig(Model):
         default="whole", description="what is sent at once; chunk and layer overlap with the prefill (push only)"
     )
     dtype: str | None = Field(default=None, description="of the KV on its way, such as fp8; null: as in the cache")
+    blocking: bool = Field(
+        default=False, description="decode replicas compute nothing while KV is on its way to them (pull; DistServe)"
+    )
     max_inflight_tokens: int | None = Field(
         default=None,
         ge=1,
@@ -302,6 +305,8 @@ class KvTransferConfig(Model):
             raise ValueError(
                 f"granularity {self.granularity} needs mode push: what is pulled is pulled when the prompt is computed"
             )
+        if self.mode == "push" and self.blocking:
+            raise ValueError("blocking needs mode pull: what is pushed arrives beside the steps")
         return self
 
 

@@ -89,6 +89,7 @@ def transfer_rules(config: ExperimentConfig, model: ModelSpec) -> TransferRules:
         mode=moves.mode,
         granularity=moves.granularity,
         first_token=slot.first_token,
+        blocking=moves.blocking,
         max_inflight_tokens=moves.max_inflight_tokens,
         reserved_tokens_per_sequence=moves.reserved_tokens_per_sequence,
         failure_rate=moves.failure_rate,

@@ -53,6 +53,11 @@ class Inbox:
         return bool(self.joined) or (self.waits and (self._unsettled or self._tried != self._version))
 
     @property
+    def stalls(self) -> bool:
+        """Whether the replica schedules nothing until what is on its way has landed."""
+        return self._rules.blocking and bool(self._loading)
+
+    @property
     def _version(self) -> tuple[int, int, int]:
         replica = self._replica
         return replica.num_departures, replica.num_orders, len(replica.waiting) + len(replica.swapped)

@@ -389,6 +389,9 @@ class Replica:
         builder.begin(now)
         if self.inbox is not None:
             self.inbox.admit(now)
+            if self.inbox.stalls:  # the landing wakes
+                self.next_call = self._due = NEVER
+                return
         self.scheduler.schedule(builder)
         if self.swapped and not self.running and not builder.num_preempted:
             builder.resume_swapped()  # whatever the scheduler thinks of, an idle replica takes them back
@@ -425,7 +428,7 @@ class Replica:
             or self.paused
             or ((self.waiting or self.swapped) and not self._refused)
             or self._ask_again
-            or (self.inbox is not None and self.inbox.wants_call)
+            or (self.inbox is not None and (self.inbox.wants_call or self.inbox.stalls))
             or self.cohort.size > self.limits.max_num_batched_tokens
             or self.step_by_step
         )

@@ -6,7 +6,7 @@ decode replica before anything moves (`sim/inbox.py`) and runs there once everyt
 
 Modelled on vLLM's NIXL connector (0.33: pull, whole prompts, the last prompt token computed again), SGLang's queues
 (0.5.23: push, chunk by chunk, destination reserved first) and DistServe (82831f1: bridge queue, prefill memory kept
-until the pull). Not modelled: lease time-outs, engines whose loop stands still during a pull.
+until the pull, for which the decode loop stands still). Not modelled: lease time-outs.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class TransferRules:
     mode: Literal["pull", "push"] = "pull"
     granularity: Literal["whole", "chunk", "layer"] = "whole"
     first_token: Literal["prefill", "decode"] = "prefill"
+    blocking: bool = False
     max_inflight_tokens: int | None = None
     reserved_tokens_per_sequence: int = 0
     failure_rate: float = 0.0

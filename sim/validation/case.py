@@ -36,7 +36,10 @@ class Observed:
 
 @dataclass(frozen=True)
 class Case:
-    """One measured run. `pool` holds the YAML keys of its pool, `measured` its metrics (see the module)."""
+    """One measured run. `pool` holds the YAML keys of its pool, `measured` its metrics (see the module).
+
+    `cluster` holds the whole section of a cluster with several pools, of which `pool` is the first one.
+    """
 
     dataset: str
     name: str
@@ -51,6 +54,7 @@ class Case:
     client: bool = True  # measured by a client over HTTP, whose latency counts
     requests: Observed | None = None
     host: HostTimes | None = None  # of an engine whose host the step time waits for
+    cluster: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
 
     @property

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.build import PoolBuilder, make_slot
+from sim.build import PoolBuilder, build, make_slot
 from sim.config import ExperimentConfig, experiment_from_values
 from sim.cost.profile import EngineConstants, fitted_names, load_fitted
 from sim.engine import Simulation
@@ -19,7 +19,7 @@ from sim.measured import measure
 from sim.result import Status
 from sim.seeds import Seeds
 from sim.validation.case import Case, relative_errors, request_metrics
-from sim.validation.early import HostBoundCost, HostTimes
+from sim.validation.early import HostBoundCost
 
 if TYPE_CHECKING:
     from sim.clock import Clock
@@ -88,29 +88,33 @@ def predict(
 def replay(case: Case, seed: int = 1, constants: Mapping[str, float] | None = None) -> Replay:
     """Simulate `case` once. `InputError` where a fact about its model or GPU is missing."""
     config = configuration(case, seed, constants)
-    workload = case.make_workload(seed)
-    simulation, builder = _simulation(config, workload, case.host)
-    return _observed(simulation.run(), simulation, config, builder)
+    simulation = _simulation(config, case.make_workload(seed), case)
+    return _observed(simulation.run(), simulation, config)
 
 
 def configuration(case: Case, seed: int = 1, constants: Mapping[str, float] | None = None) -> ExperimentConfig:
     """The experiment of a case. Its workload section only names the data set: the requests are given beside it."""
-    fitted = _engine_constants(case.gpu)
-    engine = asdict(fitted or EngineConstants()) | dict(constants or {})
-    pool = dict(case.pool)
-    kind = {"kind": "roofline"} if fitted is None else {"kind": "fitted", "engine": ENGINE}
-    cost: dict[str, Any] = {**kind, **pool.get("cost_model", {})}
-    if cost["kind"] == "fitted" and case.host is None:  # an early engine has its own
-        cost |= {name: value for name, value in (constants or {}).items() if not name.startswith("client_")}
-    if cost["kind"] != "fitted":
-        cost.pop("top_p", None)  # only the fitted model knows a sampler
-    pool["cost_model"] = cost
+    cluster = dict(case.cluster or {"pools": [case.pool]})
+    cluster["pools"] = [{**pool, "cost_model": _cost_model(case, pool, constants)} for pool in cluster["pools"]]
     client: dict[str, Any] = {"timeout": case.timeout}
     if case.client:
+        engine = asdict(_engine_constants(case.gpu) or EngineConstants()) | dict(constants or {})
         client["base_latency"] = engine["client_latency"]
         client["latency_per_running_sequence"] = engine["client_latency_per_sequence"]
-    values = {"seed": seed, "workload": {"trace": case.key}, "cluster": {"pools": [pool]}, "client": client}
+    values = {"seed": seed, "workload": {"trace": case.key}, "cluster": cluster, "client": client}
     return experiment_from_values(values, Path(), shown_as=case.key)
+
+
+def _cost_model(case: Case, pool: Mapping[str, Any], constants: Mapping[str, float] | None) -> dict[str, Any]:
+    """The cost section of a pool: fitted with the engine's constants where its GPU has a profile, else roofline."""
+    given = dict(pool.get("cost_model", {}))
+    kind = given.setdefault("kind", "roofline" if _engine_constants(str(pool["gpu"])) is None else "fitted")
+    if kind != "fitted":
+        given.pop("top_p", None)  # only the fitted model knows a sampler
+        return given
+    if case.host is None:  # an early engine has its own
+        given |= {name: value for name, value in (constants or {}).items() if not name.startswith("client_")}
+    return {"engine": ENGINE, **given}
 
 
 @cache
@@ -120,37 +124,39 @@ def _engine_constants(gpu: str) -> EngineConstants | None:
     return load_fitted(name).engines[ENGINE] if name in fitted_names() else None
 
 
-def _simulation(config: ExperimentConfig, workload: Workload, host: HostTimes | None) -> tuple[Simulation, PoolBuilder]:
+def _simulation(config: ExperimentConfig, workload: Workload, case: Case) -> Simulation:
+    if case.cluster is not None:
+        return build(config, workload=workload)
     seeds = Seeds(config.seed)
     builder = PoolBuilder(config, 0, step_by_step=False, step_log=False)
-    if host is not None:
-        builder.cost = HostBoundCost(builder.cost, builder.model.num_layers, host)
+    if case.host is not None:
+        builder.cost = HostBoundCost(builder.cost, builder.model.num_layers, case.host)
 
     def make_replicas(clock: Clock, on_end: EndFunction, columns: Columns) -> list[Replica]:
         return [builder.replica(index, clock, on_end, columns) for index in range(builder.pool.replicas)]
 
     router: Any = make_slot(config, "router", seeds)
     admission: Any = make_slot(config, "admission", seeds)
-    timeout = config.client.timeout
-    return Simulation(workload, make_replicas, router, admission, client_timeout=timeout), builder
+    return Simulation(workload, make_replicas, router, admission, client_timeout=config.client.timeout)
 
 
-def _observed(result: RunResult, simulation: Simulation, config: ExperimentConfig, builder: PoolBuilder) -> Replay:
+def _observed(result: RunResult, simulation: Simulation, config: ExperimentConfig) -> Replay:
     measured = measure(result, simulation.workload, config)
     columns, raw = measured.columns, result.requests
     finished = raw["status"] == Status.FINISHED
     looked_up = sum(replica.num_lookup_tokens for replica in result.replicas)
     hits = sum(replica.num_hit_tokens for replica in result.replicas)
-    extrapolation = getattr(builder.cost, "extrapolation", list)
+    costs = {id(replica.cost): replica.cost for replica in simulation.replicas}
+    notes = dict.fromkeys(note for cost in costs.values() for note in getattr(cost, "extrapolation", list)())
     return Replay(
         ttft=np.where(finished, columns["ttft"], np.nan),
         e2e=columns["e2e"],
         num_output_tokens=raw["num_output_tokens"],
         running_at_first_token=raw["num_running_at_first_token"],
-        num_blocks=builder.num_blocks,
+        num_blocks=simulation.replicas[0].kv.num_blocks,
         num_preemptions=int(raw["num_preemptions"].sum()),
         hit_rate=hits / looked_up if looked_up else 0.0,
         duration=float(np.nanmax(raw["finish_time"]) - np.nanmin(raw["arrival_time"])),
         wall_seconds=result.wall_seconds,
-        extrapolation=tuple(extrapolation()),
+        extrapolation=tuple(notes),
     )

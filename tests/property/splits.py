@@ -38,6 +38,7 @@ class Splitting:
     first_token: Literal["prefill", "decode"] = "prefill"
     tokens_per_unit: float = 20.0  # that a link moves in a unit of time
     latency: float = 0.0  # units
+    blocking: bool = False  # heeded by pulls
     max_inflight_tokens: int | None = None
     reserved_tokens_per_sequence: int = 0
     failure_rate: float = 0.0
@@ -56,6 +57,7 @@ class Splitting:
             mode=self.mode,
             granularity=self.granularity,
             first_token=self.first_token,
+            blocking=self.blocking and self.mode == "pull",
             max_inflight_tokens=self.max_inflight_tokens,
             reserved_tokens_per_sequence=self.reserved_tokens_per_sequence,
             failure_rate=self.failure_rate,
@@ -119,6 +121,7 @@ def splittings(draw: st.DrawFn, **given: Any) -> Splitting:
         first_token=pick("prefill", "decode"),
         tokens_per_unit=pick(3.7, 20.0, 1000.0),
         latency=pick(0.0, 0.0, 0.21),
+        blocking=pick(False, False, True),
         max_inflight_tokens=pick(None, None, 1, 20),
         reserved_tokens_per_sequence=pick(0, 0, 3),
         failure_rate=pick(0.0, 0.0, 0.4),

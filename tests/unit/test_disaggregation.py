@@ -70,6 +70,7 @@ def simulate(values: dict[str, Any], step_by_step: bool = False) -> Outcome:
         ({"cluster__disaggregation__threshold": 3}, "threshold: is not a parameter of 'always_split'"),
         ({"cluster__disaggregation__policy": "by_prompt_length"}, "threshold: is required by 'by_prompt_length'"),
         ({"cluster__disaggregation__kv_transfer": {"granularity": "layer"}}, "granularity layer needs mode push"),
+        ({"cluster__disaggregation__kv_transfer": {"mode": "push", "blocking": True}}, "blocking needs mode pull"),
         ({"cluster__disaggregation__kv_transfer": {"dtype": "fp9"}}, "unknown data type 'fp9' (did you mean"),
         ({"cluster__network": {"bandwidth": 0}}, "cluster.network.bandwidth: must be > 0.0 (got 0)"),
         ({"cluster__disaggregation__first_token": "both"}, "first_token: is not a known value (got 'both')"),
@@ -147,6 +148,31 @@ def test_files_are_the_same_bytes_with_and_without_step_by_step(tmp_path: Path) 
         write(simulate(values, stepped), tmp_path / name)
     for file in ("summary.json", "requests.parquet", "config.yaml"):
         assert (tmp_path / "fast" / file).read_bytes() == (tmp_path / "stepped" / file).read_bytes()
+
+
+def test_a_blocking_pull_stops_the_decodes() -> None:
+    """One request decodes (39 steps of 10 ms) when the KV of another one takes 30 ms: it ends as much later."""
+    steps = {"kind": "constant", "step_duration": 0.01}
+    prefill = {**POOL, "name": "p", "role": "prefill", "cost_model": steps, "scheduler": {"async_scheduling": False}}
+    token = 131072  # bytes of KV
+    values = {
+        "workload": {
+            "num_requests": 2,
+            "arrivals": {"process": "constant", "rate": 5.0},
+            "prompt_tokens": {"distribution": "fixed", "value": 300},
+            "output_tokens": {"distribution": "fixed", "value": 40},
+        },
+        "cluster": {
+            "pools": [prefill, {**prefill, "name": "d", "role": "decode"}],
+            "network": {"bandwidth": 300 * token / 0.03},
+            "disaggregation": {"policy": "always_split"},
+        },
+    }
+    for blocking, e2e in ((False, 0.01 + 0.03 + 39 * 0.01), (True, 0.01 + 0.03 + 39 * 0.01 + 0.03)):
+        for step_by_step in (False, True):
+            moves = {"blocking": blocking}
+            outcome = simulate(changed(values, cluster__disaggregation__kv_transfer=moves), step_by_step)
+            assert outcome.requests["e2e"][0] == pytest.approx(e2e, abs=1e-6)
 
 
 def test_losses_are_drawn_by_row_and_attempt() -> None:
