@@ -74,6 +74,8 @@ def topics(outcome: Outcome) -> list[tuple[str, str]]:
         ("throughput", _throughput(summary)),
         ("SLO", _slo(summary)),
         ("replicas", _replicas(summary)),
+        ("pools", _pools(summary)),
+        ("KV transfers", _transfers(summary)),
         ("KV cache", _kv_cache(summary)),
         ("prefix cache", _prefix_cache(summary)),
         ("preemptions", _preemptions(summary)),
@@ -118,6 +120,23 @@ def _replicas(summary: Mapping[str, Any]) -> str:
         return ""
     text = f"{plural(len(summary['replicas']), 'replica')} busy {share(sum(busy) / len(busy))} of the time"
     return text if len(busy) == 1 else f"{text} ({share(min(busy))} to {share(max(busy))})"
+
+
+def _pools(summary: Mapping[str, Any]) -> str:
+    pools = [pool for pool in summary.get("pools") or [] if pool["utilization"] is not None]
+    return ", ".join(f"{pool['name']} ({pool['role']}) busy {share(pool['utilization'])}" for pool in pools)
+
+
+def _transfers(summary: Mapping[str, Any]) -> str:
+    moved = summary.get("kv_transfer")
+    if not moved:
+        return ""
+    text = f"{count(moved['num_transfers'])} of {significant(moved['num_bytes'] / 1e9)} GB in all"
+    if moved["num_transfers"]:
+        text += f", {seconds(moved['duration']['mean'])} on average, p99 {seconds(moved['duration']['p99'])}"
+    if moved["share_of_e2e"] is not None:
+        text += f"; with their waits {share(moved['share_of_e2e'])} of the latency"
+    return text + (f"; {plural(moved['num_failed'], 'attempt')} lost" if moved["num_failed"] else "")
 
 
 def _kv_cache(summary: Mapping[str, Any]) -> str:

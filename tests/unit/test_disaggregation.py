@@ -13,6 +13,7 @@ import pytest
 
 import policies
 from policies.disaggregation import DISAGGREGATIONS
+from sim.cli.summary import topics
 from sim.config import experiment_from_values
 from sim.decisions import Colocated, Split
 from sim.disaggregation import losses
@@ -103,6 +104,16 @@ def test_summary_and_requests_of_a_split_run(tmp_path: Path) -> None:
     assert set(requests["decode_replica"]) == {1}
     write(outcome, tmp_path / "run")
     assert "always_split" in (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
+
+
+def test_the_terminal_shows_transfers_and_pools() -> None:
+    lossy = {"failure_rate": 0.3, "retries": 5}
+    outcome = simulate(changed(SPLIT, cluster__disaggregation__kv_transfer=lossy))
+    lines, moved = dict(topics(outcome)), outcome.summary["kv_transfer"]
+    assert lines["KV transfers"].startswith(f"40 of {moved['num_bytes'] / 1e9:.3g} GB in all")
+    assert lines["KV transfers"].endswith(f"; {moved['num_failed']} attempts lost")
+    assert lines["pools"].startswith("p (prefill) busy ")
+    assert not {"pools", "KV transfers"}.intersection(dict(topics(simulate(MIXED))))
 
 
 def test_fewer_bytes_where_the_transfer_has_another_data_type() -> None:
