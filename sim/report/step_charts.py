@@ -220,7 +220,7 @@ def _instants(axes: Axes, run: RunData, row: int, named: bool) -> None:
         axes.axvline(at, color=theme.INK, linewidth=1.0, linestyle=(0, (3, 2)))
         if named:
             place: dict[str, Any] = {
-                "xytext": (3, -2),
+                "xytext": (-10 if name == "arrival" else 3, -2),  # the first batch may follow within a pixel
                 "textcoords": "offset points",
                 "rotation": 90,
                 "va": "top",
