@@ -184,7 +184,7 @@ def decode_take_times(replica: Replica, spans_calls: FloatArray) -> tuple[float,
 def replica_result(replica: Replica, spans: DecodeSpans) -> ReplicaResult:
     """Totals of one replica."""
     blocks, tokens = decode_take_times(replica, spans.calls)
-    shared = replica.shared_block_seconds
+    shared = replica.accounts.shared_block_seconds
     kv = replica.kv
     return ReplicaResult(
         name=replica.name,
@@ -195,8 +195,8 @@ def replica_result(replica: Replica, spans: DecodeSpans) -> ReplicaResult:
         num_blocks=kv.num_blocks,
         block_size=kv.block_size,
         peak_used_blocks=kv.num_usable - kv.min_free,
-        used_block_seconds=replica.block_seconds - blocks - shared,
-        filled_token_seconds=replica.token_seconds - tokens - shared * kv.block_size,
+        used_block_seconds=replica.accounts.block_seconds - blocks - shared,
+        filled_token_seconds=replica.accounts.token_seconds - tokens - shared * kv.block_size,
         num_evicted_blocks=kv.num_evicted,
         num_lookup_tokens=replica.num_lookup_tokens,
         num_hit_tokens=replica.num_hit_tokens,
@@ -226,17 +226,17 @@ def speculation_totals(replica: Replica) -> SpeculationTotals | None:
 def memory_totals(replica: Replica) -> MemoryTotals:
     """Integrals of the stays of one replica and of what its allocator could not give away."""
     kv = replica.kv
-    all_reserved = replica.running_seconds == replica.reserved_seconds > 0
+    all_reserved = replica.accounts.running_seconds == replica.accounts.reserved_seconds > 0
     lost = (kv.rounding_seconds, kv.fragmented_seconds, kv.remainder_seconds) if isinstance(kv, ContiguousKV) else None
     rounding, fragmented, remainder = lost or (0.0, 0.0, 0.0)
     return MemoryTotals(
-        running_seconds=replica.running_seconds,
-        final_token_seconds=replica.final_token_seconds if all_reserved else None,
+        running_seconds=replica.accounts.running_seconds,
+        final_token_seconds=replica.accounts.final_token_seconds if all_reserved else None,
         rounding_block_seconds=rounding,
         fragmented_block_seconds=fragmented,
         remainder_block_seconds=remainder,
-        num_ended_tokens=replica.num_ended_tokens,
-        num_ended_held_tokens=replica.num_ended_held_tokens,
+        num_ended_tokens=replica.accounts.num_ended_tokens,
+        num_ended_held_tokens=replica.accounts.num_ended_held_tokens,
     )
 
 

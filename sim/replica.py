@@ -26,8 +26,10 @@ from sim.interfaces import Traits
 from sim.kv.paged import NO_MATCH, Match, PagedKV
 from sim.padding import Padding
 from sim.preemptions import Cause, cause_of
-from sim.recorder import EVICTION_COLUMNS, READMISSION_COLUMNS, SPAN_COLUMNS, STEP_COLUMNS, StepTimes, Table
+from sim.recorder import EVICTION_COLUMNS, READMISSION_COLUMNS, SPAN_COLUMNS, StepTimes, Table
 from sim.request import NEVER, Phase, Sequence
+from sim.stays import MAX_FRUITLESS, FruitlessPreemptions, MemoryAccounts
+from sim.step_log import StepLog
 from sim.units import TICK, to_grid
 from sim.waiting import AgeingQueue, ArrivalQueue, SortedQueue, TenantQueue, WaitingQueue
 
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
 # Adding and subtracting this rounds a float64 to the time grid: its last bit is worth one TICK. Half goes to even, as
 # in `sim.units.to_grid`. Exact for durations below 2**20 s.
 GRID_SHIFT = 1.5 * 2.0**52 * TICK
-MAX_FRUITLESS = 1000
 SPEED_PROMPT, SPEED_SEQUENCES, SPEED_CONTEXT = 2048, 64, 1024  # batches by which replicas are compared
 MIN_HORIZON, MAX_HORIZON = 64, 1024  # steps of a plan: short after a change, longer the longer nothing changes
 
@@ -97,7 +98,7 @@ class Replica:
         self.on_end = on_end
         self.content_spans = content_spans
         self.step_by_step = step_by_step
-        self.steps = Table(STEP_COLUMNS) if step_log else None
+        self.steps = StepLog() if step_log else None
         self.cohort = Cohort(kv.block_size)
         self.times = StepTimes()
         self.spans = Table(SPAN_COLUMNS, "q")
@@ -151,20 +152,10 @@ class Replica:
         self.num_plans = 0
         self.busy_time = 0.0
         self.num_preemptions = 0
-        self._fruitless: dict[int, tuple[int, int]] = {}  # (emitted tokens, preemptions with so many) by row
-        self._fruitless_clock = 0  # decode clock at which these were counted
+        self._fruitless = FruitlessPreemptions()
         self.num_lookup_tokens = 0
         self.num_hit_tokens = 0
-        self.block_seconds = 0.0  # blocks x release instants - blocks x instants taken, decode blocks left out
-        self.token_seconds = 0.0
-        self.running_seconds = 0.0  # stays in the running list, summed
-        self.reserved_seconds = 0.0  # those with a reservation
-        self.final_token_seconds = 0.0  # those, times the length that each would have had in the end
-        # lengths of the sequences that ended, and the tokens of the blocks that they held then
-        self.num_ended_tokens = 0
-        self.num_ended_held_tokens = 0
-        self.shared_block_seconds = 0.0
-        self._shared_since = 0.0
+        self.accounts = MemoryAccounts()
 
     def _make_queue(self) -> WaitingQueue:
         key = self.scheduler.queue_key
@@ -507,7 +498,7 @@ class Replica:
             return
         cohort, times = self.cohort, self.times
         if self.steps is not None:
-            self._log_planned(steps)
+            self.steps.add_planned(cohort, times, self._plan_start, steps, self.kv.num_free)
         blocks = cohort.new_blocks(steps)
         if blocks:
             self.kv.take(blocks)
@@ -558,7 +549,7 @@ class Replica:
         duration = seconds + GRID_SHIFT - GRID_SHIFT
         end = start + duration
         if self.steps is not None:
-            self._log_step(shape, start, duration, builder)
+            self.steps.add(shape, start, duration, builder, self.kv.num_free)
         if size:
             self._advance_one(now, end)
             if chunks:
@@ -785,12 +776,7 @@ class Replica:
         """False where the same preemption would go on for ever, as in a real engine it can: the sequence is dropped."""
         seq.num_preemptions += 1
         self.num_preemptions += 1
-        if self._fruitless_clock != self.cohort.clock:  # somebody got on
-            self._fruitless, self._fruitless_clock = {}, self.cohort.clock
-        emitted, count = self._fruitless.get(seq.row, (seq.num_emitted, 0))
-        count = count + 1 if emitted == seq.num_emitted else 1
-        self._fruitless[seq.row] = seq.num_emitted, count
-        if count <= MAX_FRUITLESS:
+        if not self._fruitless.too_many(seq, self.cohort.clock):
             return True
         reason = f"preempted {MAX_FRUITLESS} times in a row without a new token: it never gets on in "
         self.drop(seq, f"{reason}{self.kv.num_usable} KV blocks with this scheduler", now)
@@ -1023,23 +1009,11 @@ class Replica:
             self.kv.growing.pop(seq.order, None)
         seq.reserved_blocks = 0
         self.num_departures += 1
-        kept = seq.num_computed  # a token taken back in this very call was never there
-        self.block_seconds += max(-(-kept // size), reserved) * now - seq.block_time_sum
-        self.token_seconds += kept * now - seq.token_time_sum
-        self._account_stay(seq, now, held * size, reserved, ended)
+        self.accounts.end_stay(seq, now, size, reserved, held)
+        if ended:
+            self.accounts.end(seq, held * size)
         if self.on_cache_change is not None:
             self.publish()
-
-    def _account_stay(self, seq: Sequence, now: float, num_held_tokens: int, num_reserved: int, ended: bool) -> None:
-        """Integrals of a stay in the running list, and what sequences that ended had used of what they held."""
-        duration, length = now - seq.entered_time, seq.num_prompt_tokens + seq._num_output_tokens
-        self.running_seconds += duration
-        if num_reserved:
-            self.reserved_seconds += duration
-            self.final_token_seconds += min(length, num_held_tokens) * duration
-        if ended:
-            self.num_ended_tokens += length
-            self.num_ended_held_tokens += num_held_tokens
 
     def _registered(self, seq: Sequence, computed: int, now: float) -> int:
         """Tokens whose blocks are hashed: prompt tokens as scheduled, generated ones when they have come back."""
@@ -1055,37 +1029,10 @@ class Replica:
 
     def count_shared(self, now: float) -> None:
         """Integrate the shared references up to `now`; called before anything that changes them."""
-        self.shared_block_seconds += self.kv.num_shared_extra * (now - self._shared_since)
-        self._shared_since = now
+        self.accounts.count_shared(self.kv.num_shared_extra, now)
 
     def _record_span(self, seq: Sequence, last: int, last_scheduled: int) -> None:
         if last_scheduled >= seq.join_clock:
             size = self.kv.block_size
             first_take = max(seq.join_clock, seq.reserved_blocks * size - seq.offset)
             self.spans.append((seq.row, seq.join_clock, last, last_scheduled, seq.offset % size, first_take))
-
-    # --- the step log -------------------------------------------------------------------------------------------------
-
-    def _log_step(self, shape: BatchShape, start: float, duration: float, builder: BatchBuilder) -> None:
-        assert self.steps is not None
-        self.steps.append(
-            (
-                start,
-                duration,
-                shape.num_prefill_tokens,
-                shape.num_decode_sequences,
-                shape.decode_context,
-                builder.num_preempted,
-                self.kv.num_free,
-            )
-        )
-
-    def _log_planned(self, steps: int) -> None:
-        assert self.steps is not None
-        cohort, start, free = self.cohort, self._plan_start, self.kv.num_free
-        context, size = cohort.computed + cohort.size, cohort.size
-        for i in range(steps):
-            end = self.times.end_at[cohort.clock + i]
-            taken = cohort.new_blocks(i + 1)
-            self.steps.append((start, end - start, 0, size, context + i * size, 0, free - taken))
-            start = end

@@ -45,6 +45,7 @@ class SpeculativeReplica(Replica):
         self.rules = rules
         self.acceptance = acceptance
         self.step_by_step = True
+        self.accounts.has_reservations = False
         self.deliveries = Table(DELIVERY_COLUMNS)
         self.delays = Table(("row", "seconds"))  # by which chunks of others lengthened a step
         self.builder: SpeculativeBuilder = SpeculativeBuilder(self)
@@ -87,9 +88,6 @@ class SpeculativeReplica(Replica):
     def _registered(self, seq: Sequence, computed: int, now: float) -> int:
         return seq.speculation.num_registered
 
-    def _account_stay(self, seq: Sequence, now: float, num_held_tokens: int, num_reserved: int, ended: bool) -> None:
-        super()._account_stay(seq, now, num_held_tokens, 0, ended)  # blocks once taken are kept, but none is reserved
-
     # --- sequences come and go ----------------------------------------------------------------------------------------
 
     def submit(self, seq: Sequence, now: float) -> None:
@@ -123,7 +121,7 @@ class SpeculativeReplica(Replica):
         duration = self.cost.step_time(shape) + GRID_SHIFT - GRID_SHIFT
         end = start + duration
         if self.steps is not None:
-            self._log_step(shape, start, duration, builder)
+            self.steps.add(shape, start, duration, builder, self.kv.num_free)
         if shape.num_prefill_tokens and shape.num_decode_sequences:
             self._account_delay(entries, shape, duration)
         for entry in entries:
