@@ -222,7 +222,7 @@ def measure_router(experiment: dict[str, Any], name: str, decisions: int) -> flo
         asked = [columns.sequence(row % len(simulation.workload), now) for row in rows]
         started = time.process_time()
         for seq in asked:
-            sent.append(cluster.routing.choose(seq, cluster, now))
+            sent.append(cluster.routing.choose(cluster.router, seq, cluster, now))
             cluster.outstanding_requests[sent[-1]] += 1
             if len(sent) > len(cluster.replicas):
                 cluster.outstanding_requests[sent.popleft()] -= 1

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from bench_engine import CASES, Case, main, poisson, spawn, timeout_rate
+from bench_engine import CASES, ROUTER_GOALS, Case, main, measure_router, poisson, spawn, timeout_rate
 
 SMALL = Case("small", "small", 4, poisson(200, 4))
 
@@ -45,3 +45,9 @@ def test_a_case_without_its_trace_says_so_and_is_skipped() -> None:
 def test_goals_are_those_of_the_reference_rate() -> None:
     assert [case.goal for case in CASES] == [2.0, 8.0, 6.0, 8.0, 120.0]
     assert timeout_rate(2000) > 0
+
+
+@pytest.mark.parametrize("name", ROUTER_GOALS)
+def test_a_decision_of_a_router_is_measured(name: str) -> None:
+    """Those that have a goal; on four replicas."""
+    assert 0 < measure_router(SMALL.experiment(), name, 20) < 10_000
