@@ -25,6 +25,9 @@ class Run:
     @property
     def is_complete(self) -> bool:
         """Whether all of the content is in memory."""
+        pieces = self.pieces
+        if len(pieces) < 2:  # nearly always, and asked for every content that changes
+            return bool(pieces) and pieces[0].low == 0 and pieces[0].high >= self.num_blocks > 0
         ends = [end for _, _, end in covering(self, 0, self.num_blocks)]
         return bool(ends) and ends[-1] >= self.num_blocks
 
