@@ -74,7 +74,7 @@ def transfer_columns(pools: Pools) -> dict[str, np.ndarray]:
     """One row a split request that ended, in the order in which they did."""
     table = pools.transfers.records
     columns: dict[str, np.ndarray] = {name: table.column(name) for name in table.columns}
-    for name in ("row", "prefill_replica", "decode_replica", "num_bytes", "num_failed"):
+    for name in ("row", "prefill_replica", "decode_replica", "num_local_tokens", "num_bytes", "num_failed"):
         columns[name] = columns[name].astype(np.int64)
     return columns
 

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     from sim.clock import Clock
     from sim.replica import Replica
 
-# `num_failed`: attempts that were lost; `duration`: seconds from the first byte's start to the last one's arrival.
+# `num_local_tokens`: of the prompt, what the decode side had cached. `num_failed`: attempts that were lost. `duration`:
+# seconds from the first byte's start to the last one's arrival.
 TRANSFER_COLUMNS = (
     "row",
     "prefill_replica",
     "decode_replica",
     "transfer_duration",
     "before_first_token",
+    "num_local_tokens",
     "num_bytes",
     "duration",
     "num_failed",
@@ -144,7 +146,7 @@ class Handoff:
         self._counted: dict[int, tuple[Replica, int]] = {}  # loads that the router sees, by replica
         self._stream: Stream | None = None
         self._submitted = False
-        self._num_local = 0  # prompt tokens that the decode side had cached
+        self.num_local = 0  # prompt tokens that the decode side had cached
         self._num_offered = 0  # prompt tokens whose KV was offered to the stream, the local ones included
         self._num_covered = 0  # the same, chunks in flight included
         self._residence = 0
@@ -187,10 +189,10 @@ class Handoff:
         leg = self.leg
         if leg.num_preemptions != self._residence:
             self._residence, self._num_covered = leg.num_preemptions, self._num_offered
-        low, high = max(self._num_covered, self._num_local), leg.num_computed
+        low, high = max(self._num_covered, self.num_local), leg.num_computed
         cached = min(leg.prefix_tokens, high)
         if cached > low:  # it was there before the step
-            self._offer_at(start, cached - low, cached)
+            self._offer_at(start, self._bytes(cached - low), cached)
             low = cached
         if high > low:
             self._offer_step(low, high, start, end)
@@ -200,15 +202,18 @@ class Handoff:
         if self.rules.granularity == "layer":
             self._offer_layers(low, high, start, end)
         else:
-            self._offer_at(end, (high - low) * self.rules.bytes_per_token, high)
+            self._offer_at(end, self._bytes(high - low), high)
 
     def _offer_layers(self, low: int, high: int, start: float, end: float) -> None:
         """The bytes of a step become available evenly, layer after layer."""
-        layers, total = self.rules.num_layers, (high - low) * self.rules.bytes_per_token
+        layers, total = self.rules.num_layers, self._bytes(high - low)
         for layer in range(1, layers + 1):
             share = total * layer // layers - total * (layer - 1) // layers
             time = end if layer == layers else to_grid(start + (end - start) * layer / layers)
             self._offer_at(time, share, high if layer == layers else None)
+
+    def _bytes(self, num_tokens: int) -> int:
+        return num_tokens * self.rules.bytes_per_token
 
     def _offer_at(self, time: float, num_bytes: int, num_tokens: int | None) -> None:
         """Offer bytes at an instant unless the prefill was preempted meanwhile; `num_tokens` are complete then."""
@@ -261,7 +266,7 @@ class Handoff:
     def accepted(self, num_local_tokens: int) -> None:
         """The decode replica has blocks for the whole prompt; so many of its tokens were cached there."""
         assert self.destination is not None
-        self._num_local = self._num_offered = self._num_covered = num_local_tokens
+        self.num_local = self._num_offered = self._num_covered = num_local_tokens
         network = self._transfers.network
         self._stream = Stream(network, self.source.index, self.destination.index, self._on_sent)
         if self.prefill_end < NEVER:
@@ -272,7 +277,7 @@ class Handoff:
     def _close(self) -> None:
         assert self._stream is not None
         total = self.seq.num_prompt_tokens
-        self._offer((total - self._num_offered) * self.rules.bytes_per_token, total)
+        self._offer(self._bytes(total - self._num_offered), total)
         self._stream.close()
 
     def _offer(self, num_bytes: int, num_tokens: int | None) -> None:
@@ -295,7 +300,7 @@ class Handoff:
             return
         self.num_failed += 1
         if self.num_failed <= self.rules.retries:
-            self._stream.offer((self.seq.num_prompt_tokens - self._num_local) * self.rules.bytes_per_token)
+            self._stream.offer(self._bytes(self.seq.num_prompt_tokens - self.num_local))
             return
         self.source.end_lease(self.leg, now)
         if self.rules.on_failure == "recompute":
@@ -308,8 +313,7 @@ class Handoff:
     def _end(self, now: float, replica: Replica, failure: str | None = None) -> None:
         """The request ends although it does not run on the decode side; that side hears of it with the arrivals."""
         if self.destination is not None:
-            row, leave = self.seq.row, lambda _: self._inbox.forget(self, self._transfers.clock.now)
-            self._transfers.clock.at(now, Order.ARRIVAL, row, leave)
+            self._transfers.clock.at(now, Order.ARRIVAL, self.seq.row, lambda _: self._withdraw())
         self.seq.failure = failure
         self.seq.phase = Phase.ENDED
         self._transfers.on_end(self.seq, now, replica)
@@ -325,12 +329,16 @@ class Handoff:
         elif self._submitted:
             self.source.cancel(self.leg, now)
             self._copy_course()
+        self._withdraw()
+        seq.phase = Phase.ENDED
+        return seq.num_emitted
+
+    def _withdraw(self) -> None:
+        """Stop sending, and leave the decode side."""
         if self._stream is not None:
             self._stream.cancel()
         if self.destination is not None:
-            self._inbox.forget(self, now)
-        seq.phase = Phase.ENDED
-        return seq.num_emitted
+            self._inbox.forget(self, self._transfers.clock.now)
 
     @property
     def _inbox(self) -> Any:
@@ -409,7 +417,7 @@ class Transfers:
         before = duration if self.rules.first_token == "decode" else 0.0
         landed = handoff.landed_time < NEVER
         moved = handoff.landed_time - handoff.start_time if landed else float("nan")
-        self.records.append(
-            (row, handoff.source.index, destination, duration, before, handoff.num_bytes, moved, handoff.num_failed)
-        )
-        return handoff.source.index, destination
+        source, local = handoff.source.index, handoff.num_local
+        sent = handoff.num_bytes, moved, handoff.num_failed
+        self.records.append((row, source, destination, duration, before, local, *sent))
+        return source, destination
