@@ -186,6 +186,37 @@ def test_a_blocking_pull_stops_the_decodes() -> None:
             assert outcome.requests["e2e"][0] == pytest.approx(e2e, abs=1e-6)
 
 
+AS_IN_THE_ENGINE: dict[str, dict[str, Any]] = {
+    "vllm-v1": {"first_token": "decode"},
+    "sglang": {"kv_transfer": {"mode": "push", "granularity": "chunk", "reserved_tokens_per_sequence": 512}},
+    "distserve": {"kv_transfer": {"max_inflight_tokens": 400, "blocking": True}},
+}
+
+
+@pytest.mark.parametrize("engine", AS_IN_THE_ENGINE)
+@pytest.mark.parametrize(("num_prefill", "num_decode"), [(1, 1), (2, 1), (1, 2)])
+def test_presets_fast_forward_exactly_in_little_memory(engine: str, num_prefill: int, num_decode: int) -> None:
+    """Memory for two or three requests on each replica, a fifth of the clients give up, sides of two engines."""
+    memory = {"num_blocks": 8001 if engine == "sglang" else 501}
+    values = changed(
+        SPLIT,
+        workload__cancel_after={"fraction": 0.2, "after": {"distribution": "uniform", "min": 0.01, "max": 1.0}},
+        cluster__network={"bandwidth": 2.0e9},
+        cluster__disaggregation={"policy": "always_split", **AS_IN_THE_ENGINE[engine]},
+        cluster__pools__0__replicas=num_prefill,
+        cluster__pools__1__replicas=num_decode,
+        cluster__pools__1__engine=engine,
+        cluster__pools__1__kv_cache=memory,
+        cluster__pools__0__kv_cache={"num_blocks": 501},
+    )
+    found, wanted = simulate(values), simulate(values, step_by_step=True)
+    assert found.requests.equals(wanted.requests)
+    assert found.summary == wanted.summary
+    assert found.summary["num_cancelled"] > 0
+    assert found.summary["num_finished"] + found.summary["num_cancelled"] == 40
+    assert found.summary["pools"][1]["peak_kv_usage"] > 0.7
+
+
 def test_losses_are_drawn_by_row_and_attempt() -> None:
     """The share of lost attempts is the rate, and a draw does not depend on what was asked before."""
     is_lost = losses(7, 0.25)
