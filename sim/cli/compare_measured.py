@@ -45,4 +45,4 @@ def _shown(metric: str, value: float | None) -> str:
 
 
 def _error(error: float | None) -> str:
-    return NOTHING if error is None else f"{error:+.1%}"
+    return NOTHING if error is None else f"{error:+.1%}".replace("-0.0%", "+0.0%")

@@ -107,13 +107,18 @@ def _more(winner: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Lines that only plans with the facts for them have."""
     lines = []
     if band := winner["error_band"]:
-        replicas, cost = (" to ".join(map(significant, band[key])) for key in ("replicas", "cost_per_hour"))
-        text = f"{replicas} replicas, {cost} USD/h if steps take {band['step_time_error']:.0%} less or more time (p90)"
-        lines.append(("error band", text))
+        least, most = band["replicas"]
+        replicas = plural(most, "replica") if least == most else f"{least} to {plural(most, 'replica')}"
+        cost = " to ".join(dict.fromkeys(map(significant, band["cost_per_hour"])))
+        error = share(band["step_time_error"])
+        lines.append(
+            ("error band", f"{replicas}, {cost} USD/h with steps {error} faster or slower (p90 of the profile)")
+        )
     if winner["margin_per_hour"] is not None:
         value, margin = (significant(winner[key]) for key in ("token_value_per_hour", "margin_per_hour"))
-        text = f"{value} USD/h, {margin} more than it costs; {share(winner['cached_input_share'])} of the input cached"
-        lines.append(("tokens are worth", text))
+        cached = winner["cached_input_share"]
+        note = "" if cached is None else f"; {share(cached)} of the input was cached"
+        lines.append(("tokens are worth", f"{value} USD/h, {margin} above the cost{note}"))
     if winner["max_power_kw"] is not None:
         lines.append(("power", f"at most {significant(winner['max_power_kw'])} kW (rated power)"))
     return lines
