@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,7 @@ QUESTIONS = {
     "admit": "admission",
     "predict": "length_predictor",
 }
+_SPLIT = ("prefill", "decode", "mixed")  # pools between which a request may be split
 _STEP = {"kind": "constant", "step_duration": 0.02, "per_prefill_token": 1e-5, "per_sequence": 2e-4}
 MOST_SECONDS = 120.0  # of a check; our own policies take two at most, on a busy machine some ten times as long
 _UNEQUAL_HASHES = ("1", "4242")  # hash seeds of two processes
@@ -61,16 +62,16 @@ class Check:
 
 @dataclass(frozen=True)
 class Subject:
-    """The policy under test: kind, name as in YAML, parameters."""
+    """The policy under test: kind, name as in YAML, parameters; `roles`: of the pools that it is given."""
 
     kind: str
     name: str
     params: Mapping[str, Any]
+    roles: tuple[str, ...] = ("mixed",)
 
     def experiment(self, workload: Mapping[str, Any], num_blocks: int = 400, replicas: int = 2) -> dict[str, Any]:
         """An experiment with the policy in its slot."""
         pool = {
-            "name": "main",
             "replicas": replicas,
             "model": "llama-3.1-8b",
             "gpu": "h100-sxm",
@@ -82,7 +83,7 @@ class Subject:
         values: dict[str, Any] = {
             "name": "check",
             "workload": dict(workload),
-            "cluster": {"pools": [pool]},
+            "cluster": {"pools": [{**pool, "name": role, "role": role} for role in self.roles]},
             "slo": {"ttft": 5.0, "attainment": 0.5},
         }
         return self._placed(values)
@@ -111,9 +112,20 @@ def check_policy(kind: str, name: str, params: Mapping[str, Any] | None = None) 
     """Run every check. Raises `InputError` for a kind that has no slot, and for an unknown name or parameter."""
     if kind not in SLOTS:
         raise InputError(f"policies of kind {kind} cannot be checked; those that can: {', '.join(SLOTS)}")
-    subject = Subject(kind, name, params or {})
-    _prepare(subject.experiment(LONE))  # a wrong name or parameter is the caller's mistake, not a failed check
+    subject = _subject(kind, name, params or {})
     return [_carry_out(title, subject, check) for title, check in CHECKS.items()]
+
+
+def _subject(kind: str, name: str, params: Mapping[str, Any]) -> Subject:
+    """What is checked, in a cluster that can be built: a wrong name or parameter is no failed check, but a mistake."""
+    if kind == "disaggregation":
+        split = Subject(kind, name, params, _SPLIT)
+        with suppress(InputError):  # a policy that never splits takes mixed pools only
+            _prepare(split.experiment(LONE))
+            return split
+    subject = Subject(kind, name, params)
+    _prepare(subject.experiment(LONE))
+    return subject
 
 
 def _carry_out(title: str, subject: Subject, check: Callable[[Subject], str]) -> Check:

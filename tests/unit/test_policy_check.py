@@ -169,6 +169,18 @@ def test_policies_of_every_kind_can_be_checked(kind: str, name: str) -> None:
         assert check.passed, check
 
 
+@pytest.mark.parametrize(
+    ("name", "params", "roles"),
+    [("colocated", {}, 1), ("always_split", {}, 3), ("by_prompt_length", {"threshold": 200}, 3)],
+)
+def test_a_policy_that_splits_is_given_pools_to_split_between(name: str, params: dict[str, Any], roles: int) -> None:
+    subject = policy_check._subject("disaggregation", name, params)
+    assert len(subject.roles) == roles
+    for title in ("valid decisions", "no free blocks"):
+        check = policy_check._carry_out(title, subject, CHECKS[title])
+        assert check.passed, check
+
+
 def test_the_kind_is_told_by_the_question() -> None:
     assert kind_of(Valid) == "router"
     assert kind_of(Refuses) == "scheduler"
