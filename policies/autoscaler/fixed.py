@@ -7,4 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Fixed:
-    """No autoscaling: every pool keeps the replicas it was given."""
+    """No autoscaling: every pool keeps the replicas it was given.
+
+    Source: textbook baseline. Ignores: load.
+    """

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Pack:
-    """Ranks are consecutive. A tensor-parallel group is split over nodes only where it is larger than a node."""
+    """Ranks are consecutive. A tensor-parallel group is split over nodes only where it is larger than a node.
+
+    Source: textbook (first fit). Ignores: racks, how full a node's network cards are, failure domains.
+    """
 
     def place(self, wanted: Sequence[ReplicaShape], nodes: Sequence[NodeView]) -> Placed | NotPlaced:
         free = {node.index: list(node.free) for node in nodes}

@@ -10,7 +10,16 @@ import pytest
 import policies
 from sim.cli.policies import describe, documentation, meaning, summary
 
-KINDS = ("scheduler", "block_allocator", "eviction", "preemption", "admission", "length_predictor")
+KINDS = (
+    "scheduler",
+    "block_allocator",
+    "eviction",
+    "preemption",
+    "admission",
+    "length_predictor",
+    "placement",
+    "autoscaler",
+)
 ALL = [(kind, name) for kind in policies.KINDS for name in policies.table(kind)]
 COMPLETE = [(kind, name) for kind in KINDS for name in policies.table(kind)]
 # A source is said to be one, or is a paper with its year or software with its version in parentheses or behind a colon.
