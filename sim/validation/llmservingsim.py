@@ -28,14 +28,14 @@ _COLUMNS = (
 
 
 def collect(folder: Path) -> Collected:
-    """The runs of the folder; those with data parallelism are left out."""
+    """The runs of the folder; what data-parallel engines share their experts counts as one replica."""
     rows = read_table(folder / "requests.csv.gz", _COLUMNS)
     found = Collected()
     for meta in _read_meta(folder / "run_meta.json"):
         name, engine = str(meta["run"]), meta["vllm_meta"]["engine_kwargs"]
         group = rows[rows["run"] == name].sort_values("queued_s", kind="stable")
-        if engine.get("data_parallel_size", 1) > 1:
-            found.left_out.append(LeftOut("llmservingsim", name, "attention data parallelism is not modelled"))
+        if engine.get("data_parallel_size", 1) > 1 and not engine.get("enable_expert_parallel"):
+            found.left_out.append(LeftOut("llmservingsim", name, "data parallelism without expert parallelism"))
         elif group.empty:
             found.left_out.append(LeftOut("llmservingsim", name, "no requests in the data"))
         else:
@@ -76,14 +76,17 @@ def _case(name: str, meta: dict[str, Any], rows: pd.DataFrame) -> Case:
 
 def _pool(name: str, meta: dict[str, Any]) -> dict[str, Any]:
     engine = meta["engine_kwargs"]
+    ranks = int(engine.get("data_parallel_size", 1))
     return {
         "model": str(meta["model"]),
         "gpu": name.split("_")[0],
         "tensor_parallel": int(engine["tensor_parallel_size"]),
+        "data_parallel": ranks,
+        "expert_parallel": bool(engine.get("enable_expert_parallel")),
         "max_model_len": engine.get("max_model_len"),
-        "scheduler": {
-            "max_num_seqs": int(engine["max_num_seqs"]),
-            "max_num_batched_tokens": int(engine["max_num_batched_tokens"]),
+        "scheduler": {  # the limits of a rank are those of an engine of its own
+            "max_num_seqs": ranks * int(engine["max_num_seqs"]),
+            "max_num_batched_tokens": ranks * int(engine["max_num_batched_tokens"]),
         },
         "kv_cache": {"num_blocks": (meta.get("kv_cache") or {}).get("num_gpu_blocks"), "memory_of": "vllm-0.19"},
     }

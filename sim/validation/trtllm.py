@@ -1,8 +1,8 @@
 """Published TensorRT-LLM tables: offline throughput with all requests queued at once, a case a row.
 
 The published batch limits are only partly known: 2048 sequences and 8192 tokens a step are taken, and vLLM's step
-constants. The KV cache is simulated in 16 bits (these servers used 8). At most `MOST_REQUESTS` of a row's requests are
-simulated. Attention data parallelism, pipelines and unknown models are left out.
+constants; the KV cache has 8 bits. At most `MOST_REQUESTS` of a row's requests are simulated. Pipelines and unknown
+models are left out.
 """
 
 from __future__ import annotations
@@ -56,8 +56,6 @@ def collect(folder: Path) -> Collected:
 
 
 def _case_or_reason(name: str, row: pd.Series) -> Case | str:
-    if (integer(row["dep"]) or 1) > 1:
-        return "attention data parallelism is not modelled"
     if (integer(row["pp"]) or 1) > 1:
         return "pipeline stages that work at the same time are not modelled"
     if str(row["model"]) not in _MODELS:
@@ -72,6 +70,7 @@ def _case_or_reason(name: str, row: pd.Series) -> Case | str:
 def _case(name: str, row: pd.Series, model: str) -> Case:
     isl, osl = int(row["isl"]), int(row["osl"])
     num = min(integer(row["num_requests"]) or MOST_REQUESTS, MOST_REQUESTS)
+    ranks = integer(row["dep"]) or 1  # attention ranks that spread the experts
     return Case(
         dataset="trtllm",
         name=name,
@@ -79,10 +78,12 @@ def _case(name: str, row: pd.Series, model: str) -> Case:
         pool={
             "model": model,
             "gpu": str(row["gpu"]),
-            "tensor_parallel": integer(row["tp"]) or 1,
+            "tensor_parallel": 1 if ranks > 1 else integer(row["tp"]) or 1,
+            "data_parallel": ranks,
+            "expert_parallel": ranks > 1,
             "max_model_len": isl + osl,
-            "scheduler": {"max_num_seqs": 2048, "max_num_batched_tokens": 8192},
-            "kv_cache": {"prefix_caching": False, "gpu_memory_utilization": 0.9},
+            "scheduler": {"max_num_seqs": 2048 * ranks, "max_num_batched_tokens": 8192 * ranks},
+            "kv_cache": {"prefix_caching": False, "gpu_memory_utilization": 0.9, "dtype": "fp8"},
             "cost_model": {"top_p": False},
         },
         make_workload=lambda seed: all_at_once(num, isl, osl),
