@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from sim.errors import InputError
 from sim.validation import blis, silicon, suite
 from sim.validation.blocks import block_counts
 from sim.validation.case import Case
-from sim.validation.replay import configuration, predict, replay
+from sim.validation.constants import ServerFit
+from sim.validation.replay import Prediction, configuration, predict, replay
 from sim.validation.report import Validation
 from sim.validation.variants import model_with_weights
 
@@ -122,9 +124,18 @@ def test_the_report_names_errors_peers_and_what_is_left_out(folder: Path) -> Non
     assert run["errors"]["ttft.mean"] == pytest.approx(run["predicted"]["ttft.mean"] / 0.025 - 1)
 
 
-def test_a_run_that_cannot_be_built_is_left_out_with_the_reason(run_of_requests: Case) -> None:
-    from dataclasses import replace
+def test_runs_on_gpus_of_which_no_server_was_fitted_are_listed_apart(run_of_requests: Case) -> None:
+    nothing = np.zeros((0, 0))
+    fit = ServerFit({}, {}, nothing, 1.0, 0.0, 0, nothing, np.zeros(0), (), gpus=frozenset({"h100-sxm"}))
+    elsewhere = replace(run_of_requests, name="elsewhere", pool={**run_of_requests.pool, "gpu": "A100-80GB"})
+    predictions = [Prediction(case, {"ttft.mean": 0.03}) for case in (run_of_requests, elsewhere)]
+    lines = Validation(predictions, [], fit=fit).lines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("GPUs of which no server entered the fit"))
+    listed = [line for line in lines[start:] if line.startswith("| blis_training/")]
+    assert [line.split("|")[1].strip() for line in listed] == ["blis_training/elsewhere"]
 
+
+def test_a_run_that_cannot_be_built_is_left_out_with_the_reason(run_of_requests: Case) -> None:
     broken = replace(run_of_requests, pool={**run_of_requests.pool, "model": "llama-3.1-405b", "kv_cache": {}})
     predictions, left_out = suite.run([broken])
     assert predictions == []
