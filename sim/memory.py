@@ -95,16 +95,12 @@ def plan_memory(
 ) -> MemoryPlan:
     """Memory of one GPU of a replica of `model` under a version of an engine (a key of `ENGINE_MEMORY`).
 
-    `data_parallel` ranks share sequences and tokens of a step evenly and keep the blocks of their own sequences, so
-    that the blocks of the replica are those of all ranks.
+    `data_parallel` ranks share the sequences of a step evenly and keep their blocks; all ranks' blocks are counted.
 
     Raises `InputError` with the arithmetic when the weights leave no block, or (with `max_model_len`) when one sequence
     of that length does not fit: engines refuse to start then, and so does the simulator.
     """
-    if not 0 < gpu_memory_utilization <= 1:
-        raise InputError(f"gpu_memory_utilization must lie in (0, 1] (got {gpu_memory_utilization})")
-    if block_size < 1:
-        raise InputError(f"block_size must be at least 1 token (got {block_size})")
+    _check_settings(gpu_memory_utilization, block_size)
     taken = engine_memory(engine)
     requested = math.ceil(gpu.memory_bytes * gpu_memory_utilization)
     weights = model.weight_bytes(tensor_parallel, pipeline_parallel, data_parallel, expert_parallel)
@@ -131,6 +127,13 @@ def plan_memory(
     if max_model_len is not None:
         check_longest_sequence(plan, max_model_len)
     return plan
+
+
+def _check_settings(gpu_memory_utilization: float, block_size: int) -> None:
+    if not 0 < gpu_memory_utilization <= 1:
+        raise InputError(f"gpu_memory_utilization must lie in (0, 1] (got {gpu_memory_utilization})")
+    if block_size < 1:
+        raise InputError(f"block_size must be at least 1 token (got {block_size})")
 
 
 def engine_memory(name: str) -> EngineMemory:
