@@ -19,6 +19,16 @@ _KEYS = ("name", "objective", "slo", "workload", "winner", "candidates", "trials
 _ORDER = {"winner": 0, "feasible": 1, "dearer": 2, "not met": 2, "infeasible": 3}
 _MOST_ROWS = 300
 _HOURS_A_MONTH = 730
+_EXTRAS = (
+    ("token_value_per_hour", "tokens served, an hour", "at the plan's token prices"),
+    ("cache_discount_per_hour", "given away for cached tokens, an hour", "their price against that of others"),
+    ("margin_per_hour", "left of the tokens' value, an hour", "after the GPUs"),
+    (
+        "gpu_cost_saved_by_cache_per_hour",
+        "saved by the prefix cache, an hour",
+        "GPU time of the prefills that hits spare",
+    ),
+)
 DEFINITIONS = """\
 A candidate is one combination of the values that the plan lists. Bounds by memory, by the latency of a lone request and
 by the work to be done leave out what no simulation could save; the others are simulated in the order of what they would
@@ -82,6 +92,17 @@ def headroom_words(winner: Mapping[str, Any]) -> str:
     )
 
 
+def band_words(winner: Mapping[str, Any]) -> list[str]:
+    """What the answer would be if step times were off; nothing where their error is not known."""
+    band = winner.get("error_band")
+    if not band:
+        return []
+    (few, many), (low, high) = band["replicas"], band["cost_per_hour"]
+    ends = f"from {few} to {many} replicas, {digits(low)} to {digits(high)} USD an hour" if many != few else "the same"
+    error = percent(band["step_time_error"])
+    return [f"With all steps {error} shorter or longer (the error that nine in ten stay below) it would be {ends}."]
+
+
 def _tiles(winner: Mapping[str, Any]) -> list[Tile]:
     spare = winner["cost_per_hour_with_one_spare"]
     return [
@@ -115,7 +136,7 @@ def _sections(found: Mapping[str, Any]) -> list[Section]:
     sections: list[Section | None] = [Section("candidates", "Candidates", tables=[_candidate_table(found)])]
     sections.append(_chart(plan_charts.fronts(found)))
     if winner:
-        chart, words = plan_charts.headroom(found), [headroom_words(winner)]
+        chart, words = plan_charts.headroom(found), [headroom_words(winner), *band_words(winner)]
         sections.append(Section("headroom", "Headroom to the knee", words=words, chart=chart))
         sections.append(Section("cost", "Cost", tables=[_cost_table(winner)]))
     sections.append(_chart(plan_charts.demands(found)))
@@ -179,11 +200,23 @@ def _cost_table(winner: Mapping[str, Any]) -> Table:
         ("cost_per_million_output_tokens", "a million output tokens"),
     ):
         rows.append([name, _money(winner[key]), "of those served in the simulation"])
+    for key, name, how in _EXTRAS:
+        if winner.get(key) is not None:
+            rows.append([name, _money(winner[key]), how])
     return Table("What the winner costs, in USD", ("For", "USD", "how"), rows, frozenset({2}))
 
 
 def _money(value: float | None) -> str:
     return NONE if value is None else digits(value)
+
+
+def _power_line(winner: Mapping[str, Any]) -> str:
+    if winner.get("max_power_kw") is None:
+        return "unknown"
+    line = f"at most {digits(winner['max_power_kw'])} kW"
+    energy, carbon = (winner.get(f"max_{name}_per_million_output_tokens") for name in ("energy_kwh", "carbon_kg"))
+    line += "" if energy is None else f", {digits(energy)} kWh a million output tokens"
+    return line + ("" if carbon is None else f", {digits(carbon)} kg of CO2")
 
 
 def _slo_line(slo: Mapping[str, Any]) -> str:
@@ -208,6 +241,7 @@ def _facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Candidates", f"{len(statuses)}: {tally}"),
         ("Runs", f"{found['num_runs']} in the last invocation"),
         ("SLO", _slo_line(found["slo"])),
+        ("Power", _power_line(best) if best else NONE),
         ("Winner", candidate_name(best, varied_keys(found["candidates"])) if best else "none"),
         ("Not modelled", "; ".join(found.get("not_modelled", [])) or "see ARCHITECTURE.md"),
     ]

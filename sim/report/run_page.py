@@ -11,7 +11,14 @@ import numpy as np
 from sim.report import latency_charts, load_charts, step_charts
 from sim.report.data import load
 from sim.report.document import Document, Section, Tile
-from sim.report.run_tables import cost_table, group_sections, latency_table, objective_table, slowest_table
+from sim.report.run_tables import (
+    cost_table,
+    group_sections,
+    latency_table,
+    objective_table,
+    pool_section,
+    slowest_table,
+)
 from sim.report.text import count, digits, percent, rate, seconds, yaml_text
 
 if TYPE_CHECKING:
@@ -69,6 +76,7 @@ def sections(run: RunData) -> list[Section]:
         Section.of(load_charts.replicas(run)),
         Section.of(step_charts.utilization(run)),
         *([Section.of(prefix)] if prefix else []),
+        *pool_section(run.summary),
         *group_sections(run.summary),
         Section("cost", "Cost", tables=[cost_table(run.summary)]),
     ]

@@ -25,6 +25,7 @@ _ROWS = (
 )
 _STATISTICS = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
 _SLOWEST = 10
+_MOST_LINKS = 20
 
 
 def latency_table(summary: Mapping[str, Any]) -> Table:
@@ -73,6 +74,45 @@ def group_sections(summary: Mapping[str, Any]) -> list[Section]:
         Section(key, title, tables=[_group_table(title, summary[key])], notes=_fairness(key, summary.get("fairness")))
         for key, title in titles.items()
         if summary.get(key)
+    ]
+
+
+def pool_section(summary: Mapping[str, Any]) -> list[Section]:
+    """Pools, KV transfers between them and the links they went over, where there are several or any."""
+    tables = []
+    pools, network = summary.get("pools") or [], summary.get("network") or {}
+    if len(pools) > 1:
+        head = ("Pool", "role", "replicas", "GPUs", "busy", "KV used, mean", "KV used, peak", "tokens", "preemptions")
+        tables.append(Table("Pools", head, [_pool_row(pool) for pool in pools], frozenset({1})))
+    links = network.get("links") or []
+    if links:
+        shown = sorted(links, key=lambda link: -(link["busy_share"] or 0.0))[:_MOST_LINKS]
+        caption = f"The busiest of {network['num_links']} links" if len(links) > len(shown) else "Links of the network"
+        tables.append(
+            Table(caption, ("Link", "GB carried", "busy", "of its bandwidth"), [_link_row(link) for link in shown])
+        )
+    transfers = summary.get("kv_transfer") or {}
+    return [Section("pools", "Pools and network", tables=tables, notes=_transfers(transfers))] if tables else []
+
+
+def _pool_row(pool: Mapping[str, Any]) -> list[Cell | str]:
+    shares = (percent(pool[key]) for key in ("utilization", "mean_kv_usage", "peak_kv_usage"))
+    counts = (count(pool["num_tokens"]), count(pool["num_preemptions"]))
+    return [pool["name"], pool["role"], count(pool["num_replicas"]), count(pool["num_gpus"]), *shares, *counts]
+
+
+def _link_row(link: Mapping[str, Any]) -> list[Cell | str]:
+    return [link["link"], digits(link["num_bytes"] / 1e9), percent(link["busy_share"]), percent(link["utilization"])]
+
+
+def _transfers(transfers: Mapping[str, Any]) -> list[str]:
+    if not transfers.get("num_transfers"):
+        return []
+    lasted = transfers["duration"]
+    return [
+        f"{count(transfers['num_transfers'])} KV transfers of {digits(transfers['num_bytes'] / 1e9)} GB in all: "
+        f"{seconds(lasted['mean'])} each on average, {seconds(lasted['p99'])} at p99; "
+        f"{percent(transfers['share_of_e2e'])} of the end-to-end latency."
     ]
 
 

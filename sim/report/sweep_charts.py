@@ -10,7 +10,7 @@ import numpy as np
 from sim.report import text, theme
 from sim.report.chart import Chart, duration_axis, from_zero, is_wide, share_axis
 from sim.report.knee import Knee, bend, first_backlogged, largest_held, pareto_front
-from sim.report.sweep_data import Line, SweepData, SweepPoint
+from sim.report.sweep_data import Line, SweepData, SweepPoint, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -168,7 +168,8 @@ def number_axis(axes: Axes, lines: Sequence[Line], name: str) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_minor_formatter(NullFormatter())
     if len(values) <= _MOST_TICKS:
-        axes.set_xticks(values, [f"{value:g}" for value in values])
+        ticks = [number(value) for value in values.tolist()]
+        axes.set_xticks(values, ticks, fontsize=8 if max(map(len, ticks)) < 6 else 6.5)
     axes.set_xlabel(name)
 
 

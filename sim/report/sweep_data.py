@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -110,8 +111,9 @@ class SweepData:
 
     @cached_property
     def keys(self) -> list[str]:
-        """Varied keys with more than one value."""
-        return [key for key in self.points[0].values if len(self.choices(key)) > 1]
+        """Varied keys with more than one value; of keys that go together only as many as tell their values apart."""
+        implied = [key for group in self.study.config.zips for key in _implied(group)]
+        return [key for key in self.points[0].values if key not in implied and len(self.choices(key)) > 1]
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -201,6 +203,16 @@ class SweepData:
         return [(name, mean) for name, mean in found if mean is not None]
 
 
+def _implied(group: Mapping[str, Sequence[Any]]) -> list[str]:
+    """The keys of a zip whose values follow from those of the keys before them."""
+    names = list(group)
+    texts = [tuple(shown(value) for value in values) for values in zip(*group.values(), strict=True)]
+    for number in range(1, len(names)):
+        if len({text[:number] for text in texts}) == len(set(texts)):
+            return names[number:]
+    return []
+
+
 def mean_of(points: Sequence[SweepPoint], metric: str) -> float | None:
     """Mean over points that have the metric."""
     values = [value for point in points if (value := point.mean(metric)) is not None]
@@ -215,9 +227,14 @@ def is_number(value: Any) -> bool:
 def short(value: Any) -> str:
     """A varied value in few letters; of a path the file's name."""
     if is_number(value):
-        return f"{value:g}" if isinstance(value, float) else str(value)
+        return number(value) if isinstance(value, float) else str(value)
     text = PurePath(value).name if isinstance(value, str) and value.startswith("/") else shown(value)
     return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…"
+
+
+def number(value: float) -> str:
+    """Up to six digits, without the plus and the zeros of an exponent: `1.25e9`."""
+    return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:g}")
 
 
 def load_sweep(directory: Path) -> SweepData:

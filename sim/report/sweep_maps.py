@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from sim.units import FloatArray
 
 _MAPPED = ("slo_attainment", "ttft.p99", "tpot.p99", "output_token_throughput")
-_COMPARED = ("goodput", "ttft.p99", "tpot.p99", "output_token_throughput")
+_COMPARED = ("goodput", "ttft.p99", "tpot.p99", "e2e.p99", "output_token_throughput")
+_STRONG = 0.5  # relative difference from which on a cell of a break-even map has the strongest colour
 _MOST_CELLS = 24  # of an axis
 _MOST_WRITTEN = 10  # cells of an axis up to which values are written into them
 _MOST_ROWS = 30
@@ -53,7 +54,7 @@ def break_even(data: SweepData) -> Chart | None:
     The variants are the values of the first key that is no number. None without such a key or two numeric ones.
     """
     variant = next((key for key in data.keys if key not in data.numeric), None)
-    metrics = _varying(data, _COMPARED)[:2]
+    metrics = _varying(data, _COMPARED)[:3]
     axes_keys = data.numeric[:2]
     if variant is None or len(axes_keys) < 2 or not metrics:
         return None
@@ -69,7 +70,8 @@ def break_even(data: SweepData) -> Chart | None:
         _difference_panel(axes, data, metric, (variant, first, other), axes_keys)
     names = [short(value) for value in (first, *others[:2])]
     caption = f"Difference to {names[0]} in per cent of it. Blue: {' or '.join(names[1:])} is better; orange: "
-    caption += f"{names[0]} is. The line is where they break even; ~ marks differences whose 95 % interval holds zero."
+    caption += f"{names[0]} is. The line is where they break even; ~ marks differences whose 95 % interval holds zero, "
+    caption += "x12 one that is twelvefold. Colours are strongest from 50 % on."
     alt = "; ".join(_wins(data, metric, (variant, first, other), axes_keys) for metric, other in pairs)
     grids = {f"{m} {short(o)}": differences(data, m, (variant, first, o), axes_keys)[0] for m, o in pairs}
     return Chart("break_even", f"Break-even of {data.names[variant]}", caption, alt, figure,
@@ -156,22 +158,29 @@ def _difference_panel(
 ) -> None:
     grid, unsure = differences(data, metric, variants, keys)
     better = grid if metric in HIGHER_IS_BETTER else -grid
-    most = float(np.nanmax(np.abs(grid))) if not np.isnan(grid).all() else 0.0
+    most = min(float(np.nanmax(np.abs(grid))), _STRONG) if not np.isnan(grid).all() else 0.0
     for sign, color in ((1.0, theme.BLUE), (-1.0, theme.ORANGE)):
         heat(axes, np.where(sign * better > 0, np.abs(grid), np.nan), 0.0, most or 1.0, color, gap=0.06)
     if np.isfinite(grid).all() and min(grid.shape) > 1 and grid.min() < 0 < grid.max():
         places = [np.arange(size) + 0.5 for size in (grid.shape[1], grid.shape[0])]
-        axes.contour(*places, grid, levels=[0.0], colors=[theme.INK], linewidths=1.4)
+        axes.contour(*places, np.clip(grid, -_STRONG, _STRONG), levels=[0.0], colors=[theme.INK], linewidths=1.4)
     others = len(data.choices(variants[0])) > 2
     axes.set_title(f"{text.metric_title(metric)}{f', {short(variants[2])}' if others else ''}", fontsize=8.5)
     _cell_ticks(axes, data, keys[0], keys[1])
     if max(grid.shape) <= _MOST_WRITTEN:
-        _write(axes, grid, lambda value, at: f"{'~' if unsure[at] else ''}{100 * value:+.2g}")
+        _write(axes, grid, lambda value, at: f"{'~' if unsure[at] else ''}{_relative(value)}")
 
 
 def _height(data: SweepData, key: str, size: int) -> float:
     """Inches of a row of maps: room for its cells and for the name of the key beside them."""
     return 0.9 + max(0.3 * size, 0.085 * len(data.names[key]))
+
+
+def _relative(value: float) -> str:
+    """A relative difference in per cent; as a factor from tenfold on."""
+    if value >= 9:
+        return f"x{1 + value:.0f}"
+    return f"{100 * value:+.0f}" if abs(value) >= 0.1 else f"{100 * value:+.1g}"
 
 
 def _cell_ticks(axes: Axes, data: SweepData, x: str, y: str) -> None:
@@ -222,7 +231,7 @@ def _tornado(axes: Axes, data: SweepData, metric: str, keys: Sequence[str]) -> N
     axes.tick_params(axis="y", length=0)
     axes.set_title(text.metric_title(metric))
     axes.use_sticky_edges = False
-    axes.margins(x=0.3)
+    axes.margins(x=0.4)
     axes.grid(False, axis="y")
     _metric_on_x(axes, metric)
 

@@ -25,6 +25,7 @@ from sim.report.compare_page import verdict_words
 from sim.report.data import load
 from sim.report.knee import bend, first_backlogged, largest_held, pareto_front
 from sim.report.page import read
+from sim.report.plan_page import band_words
 from sim.report.step_charts import busy_shares, gantt
 from sim.report.sweep_data import load_sweep
 from sim.report.sweep_maps import differences
@@ -445,3 +446,29 @@ def test_signs_of_differences_are_always_shown() -> None:
     assert signed_value("ttft.p99", 0.01).startswith("+10")
     assert signed_value("ttft.p99", -0.01).startswith("-10")
     assert signed_value("slo_attainment", -0.031).startswith("-3.1")
+
+
+def test_of_keys_that_go_together_those_are_named_that_tell_the_values_apart() -> None:
+    from sim.report.sweep_data import _implied
+
+    assert _implied({"policy": ["a", "b"], "first": [2, 0], "second": [0, 1]}) == ["first", "second"]
+    assert _implied({"first": [0, 0, 1], "second": [0, 1, 1], "third": [5, 6, 7]}) == ["third"]
+    assert _implied({"only": [1, 2]}) == []
+
+
+def test_pools_and_links_of_a_split_run_are_on_its_page(tmp_path: Path) -> None:
+    pool = folders.EXPERIMENT["cluster"]["pools"][0]
+    pools = [{**pool, "name": role, "role": role, "replicas": 1} for role in ("prefill", "decode")]
+    network = {"bandwidth": 1e9, "latency": 1e-4}
+    cluster = {"pools": pools, "disaggregation": {"policy": "always_split"}, "network": network}
+    text = Page(write_report(folders.run_folder(tmp_path, recorded=False, cluster=cluster)).read_text()).text
+    assert "Pools and network" in text
+    assert "80 KV transfers" in text
+    assert "KV transfer" in text[text.index("Why the slowest") :]
+
+
+def test_an_answer_with_a_known_error_says_what_it_would_be_with_other_step_times() -> None:
+    winner = {"error_band": {"step_time_error": 0.2, "replicas": [3, 4], "cost_per_hour": [4.5, 6.0]}}
+    (line,) = band_words(winner)
+    assert "from 3 to 4 replicas, 4.5 to 6 USD an hour" in line
+    assert band_words({"error_band": None}) == []
