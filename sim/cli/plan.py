@@ -120,7 +120,9 @@ def _more(winner: Mapping[str, Any]) -> list[tuple[str, str]]:
         note = "" if cached is None else f"; {share(cached)} of the input was cached"
         lines.append(("tokens are worth", f"{value} USD/h, {margin} above the cost{note}"))
     if winner["max_power_kw"] is not None:
-        lines.append(("power", f"at most {significant(winner['max_power_kw'])} kW (rated power)"))
+        energy = winner["energy_kwh_per_million_output_tokens"]
+        each = "" if energy is None else f", {significant(energy)} kWh per million output tokens"
+        lines.append(("power", f"at most {significant(winner['max_power_kw'])} kW (rated power){each}"))
     return lines
 
 

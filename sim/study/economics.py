@@ -20,8 +20,8 @@ _MILLION = 1e6
 
 COLUMNS = (
     "cached_input_share", "token_value_per_hour", "cache_discount_per_hour", "margin_per_hour",
-    "gpu_cost_saved_by_cache_per_hour", "max_power_kw", "max_energy_kwh_per_million_output_tokens",
-    "max_carbon_kg_per_million_output_tokens",
+    "gpu_cost_saved_by_cache_per_hour", "max_power_kw", "energy_kwh_per_million_output_tokens",
+    "carbon_kg_per_million_output_tokens",
 )  # fmt: skip
 
 
@@ -59,21 +59,23 @@ def _caching(summary: Mapping[str, Any], replica_price: float) -> dict[str, floa
 def power_row(
     summary: Mapping[str, Any] | None, num_gpus: int, rated_watts: float | None, facility: Facility | None
 ) -> dict[str, float | None]:
-    """Upper bounds: every GPU at its rated power all the time. Energy of a real load lies below.
+    """`max_power_kw`: every GPU at its rated power, spares included, an upper bound. Energy: the run's model of it.
 
     With a `facility` its overhead (power usage effectiveness) counts, and the carbon of its grid.
     """
-    if summary is None or rated_watts is None:
+    if summary is None:
         return {}
-    kilowatts = num_gpus * rated_watts / 1000 * (facility.pue if facility else 1.0)
-    row: dict[str, float | None] = {"max_power_kw": kilowatts}
-    rate = summary["output_token_throughput"]
-    if not rate:
+    overhead = facility.pue if facility else 1.0
+    row: dict[str, float | None] = {}
+    if rated_watts is not None:
+        row["max_power_kw"] = num_gpus * rated_watts / 1000 * overhead
+    used, tokens = summary["cost"]["energy_kwh"], summary["num_output_tokens"]
+    if used is None or not tokens:
         return row
-    energy = kilowatts * _MILLION / rate / _HOUR
-    row["max_energy_kwh_per_million_output_tokens"] = energy
+    energy = used * overhead * _MILLION / tokens
+    row["energy_kwh_per_million_output_tokens"] = energy
     if facility is not None and facility.carbon_intensity is not None:
-        row["max_carbon_kg_per_million_output_tokens"] = energy * facility.carbon_intensity / 1000
+        row["carbon_kg_per_million_output_tokens"] = energy * facility.carbon_intensity
     return row
 
 

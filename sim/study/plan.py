@@ -320,7 +320,7 @@ def _document(
         "num_candidates": len(rows),
         "num_runs": planner.num_runs,
         "not_modelled": [
-            "energy: power, energy and carbon are those of GPUs at their rated power all the time, an upper bound",
+            "energy: an objective of energy and max_power_kw count the rated power of the GPUs, an upper bound",
             "spares: the deployment is simulated without its spare replicas, as after a failure",
             "candidates that would cost exactly as much as the winner are not told apart",
         ],

@@ -40,7 +40,9 @@ class Facility(Model):
     """Where the GPUs stand."""
 
     pue: float = Field(default=1.0, ge=1, description="power usage effectiveness: facility power / GPU power")
-    carbon_intensity: float | None = Field(default=None, ge=0, description="g CO2 per kWh of its grid; null: unknown")
+    carbon_intensity: float | None = Field(
+        default=None, ge=0, description="kg of CO2 equivalent a kWh of its grid; null: unknown"
+    )
 
 
 class PlanConfig(Model):

@@ -14,7 +14,7 @@ SUMMARY: dict[str, Any] = {
     "duration": 1800.0,
     "num_prompt_tokens": 4_000_000,
     "num_output_tokens": 500_000,
-    "output_token_throughput": 500_000 / 1800,
+    "cost": {"energy_kwh": 1.4},
     "prefix_cache": {"num_hit_tokens": 3_000_000, "saved_prefill_seconds": 90.0},
 }
 PRICES = TokenPrices(input=1.0, cached_input=0.1, output=4.0)
@@ -41,16 +41,18 @@ def test_what_is_unknown_is_absent_or_null() -> None:
     unhashed = {**SUMMARY, "prefix_cache": {"num_hit_tokens": None, "saved_prefill_seconds": None}}
     row = economics_row(unhashed, 5.0, 2.5, 1, None)
     assert row == {"cached_input_share": None, "gpu_cost_saved_by_cache_per_hour": None}
-    assert power_row(SUMMARY, 4, None, None) == {}
-    assert "max_carbon_kg_per_million_output_tokens" not in power_row(SUMMARY, 4, 700.0, Facility(pue=1.2))
+    assert "max_power_kw" not in power_row(SUMMARY, 4, None, None)
+    assert "carbon_kg_per_million_output_tokens" not in power_row(SUMMARY, 4, 700.0, Facility(pue=1.2))
+    unknown = {**SUMMARY, "cost": {"energy_kwh": None}}
+    assert power_row(unknown, 4, 700.0, None) == {"max_power_kw": 2.8}
 
 
-def test_power_and_carbon_at_rated_power() -> None:
-    """4 x 700 W x 1.25 = 3.5 kW for 1 h make 1 M tokens: 3.5 kWh, at 400 g 1.4 kg."""
-    row = power_row(SUMMARY, 4, 700.0, Facility(pue=1.25, carbon_intensity=400.0))
+def test_power_energy_and_carbon() -> None:
+    """4 x 700 W x 1.25 = 3.5 kW at most; 1.4 kWh x 1.25 for half a million tokens: 3.5 kWh, at 0.4 kg 1.4 kg."""
+    row = power_row(SUMMARY, 4, 700.0, Facility(pue=1.25, carbon_intensity=0.4))
     assert row["max_power_kw"] == pytest.approx(3.5)
-    assert row["max_energy_kwh_per_million_output_tokens"] == pytest.approx(3.5)
-    assert row["max_carbon_kg_per_million_output_tokens"] == pytest.approx(1.4)
+    assert row["energy_kwh_per_million_output_tokens"] == pytest.approx(3.5)
+    assert row["carbon_kg_per_million_output_tokens"] == pytest.approx(1.4)
 
 
 @pytest.mark.parametrize(
