@@ -2,15 +2,16 @@
 
 `concurrency` clients each send the next request when the last one ended; ten requests a client,
 lengths uniform in 0.8 to 1.0 of the nominal ones, no shared prefixes. Every engine is simulated with the loop and the
-constants of vLLM; KV settings are not recorded, published recipes are taken. Disaggregated rows and models whose sizes
-are unknown are left out.
+constants of vLLM; KV settings are not recorded, published recipes are taken. Disaggregated rows are simulated where
+they state the number of workers of both sides, each a replica, on the nodes that the GPU usually comes in; the prefill
+side emits the first token (vLLM: the decode side). Models whose sizes are unknown are left out.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from sim.workload.base import Workload
 
 GROUP = "silicon_sample"
+SPLIT = "silicon_sample split"
+SIDES = ("prefill", "decode")
 NOMINAL_SHARE = (0.8, 1.0)  # lengths as a share of the nominal ones
 REQUESTS_PER_CLIENT = 10  # the burst at the start counts in the means, so that fewer would weigh it too much
 _COLUMNS = (
@@ -45,6 +48,11 @@ _COLUMNS = (
         "pp_size",
     ),
     *("moe_tp_size", "moe_ep_size", "attention_dp_size", "concurrency", "silicon_ttft_ms", "silicon_tpot_ms", "origin"),
+    *(
+        f"{side}_{name}"
+        for side in SIDES
+        for name in ("num_workers", "tp_size", "pp_size", "moe_tp_size", "moe_ep_size", "attention_dp_size")
+    ),
 )
 _MODELS = {  # checkpoints of one architecture
     "deepseek-r1": "deepseek-v3",
@@ -62,7 +70,7 @@ _GPUS = {
 
 
 def collect(folder: Path) -> Collected:
-    """The aggregated rows of the file."""
+    """The rows of the file that can be simulated."""
     rows = read_table(folder / "silicon_sample.csv.gz", _COLUMNS)
     found = Collected()
     for _, row in rows.iterrows():
@@ -76,10 +84,11 @@ def collect(folder: Path) -> Collected:
 
 
 def _why_not(row: pd.Series) -> str | None:
-    if row["mode"] != "agg":
-        return "prefill and decode on separate GPUs"
-    if _data_parallel(row) > 1 and not _has_whole_experts(row):
+    sides = [""] if row["mode"] == "agg" else [f"{side}_" for side in SIDES]
+    if any(_data_parallel(row, side) > 1 and not _has_whole_experts(row, side) for side in sides):
         return "attention data parallelism without expert parallelism"
+    if row["mode"] != "agg" and not all(present(row[f"{side}_num_workers"]) for side in SIDES):
+        return "prefill and decode on separate GPUs, their number not stated"
     if row["system"] not in _GPUS:
         return f"no GPU '{row['system']}' in the catalogue"
     if not (present(row["concurrency"]) and row["silicon_ttft_ms"] > 0 and row["silicon_tpot_ms"] > 0):
@@ -104,51 +113,69 @@ def _precision(row: pd.Series) -> str:
 def _case(row: pd.Series, model: str) -> Case:
     concurrency, isl, osl = (int(row[key]) for key in ("concurrency", "isl", "osl"))
     fixed = "gap-analysis" in str(row["origin"])
+    cluster = None if row["mode"] == "agg" else _cluster(row, model)
     return Case(
         dataset="silicon_sample",
         name=str(row["id"]),
         workload=f"{isl}/{osl}",
-        pool={
-            "model": model,
-            "gpu": _GPUS[str(row["system"])],
-            "tensor_parallel": _tensor_parallel(row),
-            "data_parallel": _data_parallel(row),
-            "expert_parallel": _has_whole_experts(row),
-            "pipeline_parallel": int(row["pp_size"]) if present(row["pp_size"]) and row["pp_size"] > 1 else 1,
-            "max_model_len": isl + osl + 256,
-            "scheduler": {"max_num_seqs": max(256, concurrency), "max_num_batched_tokens": max(8192, concurrency)},
-            "kv_cache": {"prefix_caching": False, "dtype": _kv_dtype(row)},
-            "cost_model": {"top_p": False},  # the client of these benchmarks asks for temperature 0
-        },
+        pool=cluster["pools"][0] if cluster else _pool(row, model),
         make_workload=lambda seed: _workload(isl, osl, concurrency, fixed, seed),
         measured={
             "ttft.mean": float(row["silicon_ttft_ms"]) * 1e-3,
             "tpot.mean": float(row["silicon_tpot_ms"]) * 1e-3,
         },
-        groups=frozenset({GROUP, f"{GROUP} {row['backend']}"}),
+        groups=frozenset({SPLIT if cluster else GROUP, f"{SPLIT if cluster else GROUP} {row['backend']}"}),
         notes=("latencies are taken for means: the data do not say",),
+        cluster=cluster,
     )
 
 
-def _data_parallel(row: pd.Series) -> int:
-    size = row["attention_dp_size"]
+def _data_parallel(row: pd.Series, side: str = "") -> int:
+    size = row[f"{side}attention_dp_size"]
     return int(size) if present(size) and size > 1 else 1
 
 
-def _has_whole_experts(row: pd.Series) -> bool:
+def _has_whole_experts(row: pd.Series, side: str = "") -> bool:
     """Whether experts are spread over all GPUs of the replica; a mixture of both ways counts as slices."""
-    spread = row["moe_ep_size"]
-    return bool(present(spread) and spread > 1 and spread == _tensor_parallel(row) * _data_parallel(row))
+    spread = row[f"{side}moe_ep_size"]
+    return bool(present(spread) and spread > 1 and spread == _tensor_parallel(row, side) * _data_parallel(row, side))
 
 
-def _tensor_parallel(row: pd.Series) -> int:
-    """GPUs of the replica. Some rows give their product with the expert-parallel size, once too often.
+def _pool(row: pd.Series, model: str, side: str = "") -> dict[str, Any]:
+    """A pool of the row; `side` is the beginning of its columns."""
+    concurrency, isl, osl = (int(row[key]) for key in ("concurrency", "isl", "osl"))
+    stages = row[f"{side}pp_size"]
+    return {
+        "model": model,
+        "gpu": _GPUS[str(row["system"])],
+        "tensor_parallel": _tensor_parallel(row, side),
+        "data_parallel": _data_parallel(row, side),
+        "expert_parallel": _has_whole_experts(row, side),
+        "pipeline_parallel": int(stages) if present(stages) and stages > 1 else 1,
+        "max_model_len": isl + osl + 256,
+        "scheduler": {"max_num_seqs": max(256, concurrency), "max_num_batched_tokens": max(8192, concurrency)},
+        "kv_cache": {"prefix_caching": False, "dtype": _kv_dtype(row)},
+        "cost_model": {"top_p": False},  # the client of these benchmarks asks for temperature 0
+    }
+
+
+def _cluster(row: pd.Series, model: str) -> dict[str, Any]:
+    pools = [
+        {"name": side, "role": side, "replicas": int(row[f"{side}_num_workers"]), **_pool(row, model, f"{side}_")}
+        for side in SIDES
+    ]
+    first_token = "decode" if row["backend"] == "vllm" else "prefill"
+    return {"pools": pools, "disaggregation": {"policy": "always_split", "first_token": first_token}}
+
+
+def _tensor_parallel(row: pd.Series, side: str = "") -> int:
+    """GPUs of a replica. Some rows give their product with the expert-parallel size, once too often.
 
     Rows (16, 4, 4) of (tp, moe_tp, moe_ep) repeat the latencies of rows (4, 1, 4), and (64, 8, 8) those of (8, 1, 8):
     the experts are spread over the same GPUs.
     """
-    total, experts = int(row["tp_size"]), row["moe_ep_size"]
-    repeated = present(experts) and experts > 1 and row["moe_tp_size"] == experts and total == experts * experts
+    total, experts = int(row[f"{side}tp_size"]), row[f"{side}moe_ep_size"]
+    repeated = present(experts) and experts > 1 and row[f"{side}moe_tp_size"] == experts and total == experts * experts
     return int(experts) if repeated else total
 
 

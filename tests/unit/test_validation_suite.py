@@ -85,10 +85,19 @@ def test_every_row_left_out_says_why(tmp_path: Path) -> None:
         ("loop", 1),
         ("experts-spread", 4),
         ("counted-twice", 4),
+        ("split", 1),
     ]
-    assert [case.pool["kv_cache"]["dtype"] for case in found.cases] == [None, None, "fp8"]
+    assert [case.pool["kv_cache"]["dtype"] for case in found.cases] == [None, None, "fp8", None]
+    split = found.cases[-1].cluster
+    assert split is not None
+    assert [(pool["role"], pool["replicas"], pool["tensor_parallel"]) for pool in split["pools"]] == [
+        ("prefill", 1, 1),
+        ("decode", 2, 2),
+    ]
+    assert predict(found.cases[-1]).predicted["finished"] == 20
     assert {item.name: item.reason for item in found.left_out} == {
-        "split": "prefill and decode on separate GPUs",
+        "uncounted": "prefill and decode on separate GPUs, their number not stated",
+        "split-data-parallel": "attention data parallelism without expert parallelism",
         "data-parallel": "attention data parallelism without expert parallelism",
         "unheard-of": "sizes of org/Unheard-Of-1B are not in the data",
         "no-time": "no concurrency or no latency recorded",

@@ -86,7 +86,7 @@ def write_sim2real(folder: Path) -> None:
 def write_silicon(folder: Path) -> None:
     """A closed loop, and one row for each reason to leave it out."""
     folder.mkdir(parents=True)
-    row = {
+    row: dict[str, object] = {
         "id": "loop",
         "backend": "vllm",
         "model_path": "meta-llama/Llama-3.1-8B-Instruct",
@@ -108,10 +108,15 @@ def write_silicon(folder: Path) -> None:
         "origin": "db-dump",
     }
     experts = {"model_path": "org/Mixtral-8x7B", "moe_ep_size": 4.0}
-    others = [
+    sides = {"tp_size": 1.0, "pp_size": 1.0, "moe_tp_size": 1.0, "moe_ep_size": None, "attention_dp_size": 1.0}
+    row |= {f"{side}_{name}": value for side in ("prefill", "decode") for name, value in sides.items()}
+    row |= {"prefill_num_workers": None, "decode_num_workers": None}
+    others: list[dict[str, object]] = [
         {**experts, "id": "experts-spread", "tp_size": 4.0, "moe_tp_size": 1.0},
         {**experts, "id": "counted-twice", "tp_size": 16.0, "moe_tp_size": 4.0, "backend": "trtllm"},
-        {"id": "split", "mode": "disagg"},
+        {"id": "split", "mode": "disagg", "prefill_num_workers": 1.0, "decode_num_workers": 2.0, "decode_tp_size": 2.0},
+        {"id": "uncounted", "mode": "disagg", "prefill_num_workers": 1.0},
+        {"id": "split-data-parallel", "mode": "disagg", "decode_attention_dp_size": 8.0},
         {"id": "data-parallel", "attention_dp_size": 4.0},
         {"id": "unheard-of", "model_path": "org/Unheard-Of-1B"},
         {"id": "no-time", "silicon_tpot_ms": 0.0},
