@@ -24,7 +24,7 @@ Defaults = Callable[[Command, "ModelSpec", "HardwareProfile"], dict[str, Value]]
 _CLIENTS = "between clients and the server, no effect on step times"
 _LOADING = "loading of weights and tokenizer, which happens before the first request"
 _LOGS = "logs and metrics"
-_DTYPE = "number formats are the model's: give a model file with others (servesim models show, model: FILE.yaml)"
+_DTYPE = "number formats of weights are the model's: give a model file with others (model: FILE.yaml)"
 _KERNELS = "kernels and compilation: step times are those that the GPU's profile was measured with"
 _IMAGES = "images, audio and video are not modelled"
 _ACCEPTANCE = 0.7  # nobody's flag says it
@@ -65,9 +65,13 @@ def _scheduling(text: str) -> str:
     return text
 
 
-def _plus_one(text: str) -> int:
-    """Blocks with the reserved one that an engine adds, from tokens or blocks without it."""
-    return whole(text) + 1
+def kv_dtype(text: str) -> str | None:
+    """The type of the KV cache; auto: the model's."""
+    names = {"auto": None, "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "int8": "int8"}
+    name = "fp8" if text.startswith("fp8") else names.get(text, "unknown")
+    if name == "unknown":
+        raise ValueError(f"must be fp8 or one of {', '.join(names)}")
+    return name
 
 
 _VLLM = [
@@ -85,6 +89,8 @@ _VLLM = [
     takes("--gpu-memory-utilization", "kv_cache.gpu_memory_utilization", float),
     takes("--block-size", "kv_cache.block_size", whole),
     takes("--num-gpu-blocks-override", "kv_cache.num_blocks", whole),
+    takes("--kv-cache-dtype", "kv_cache.dtype", kv_dtype),
+    Flag(("--enable-expert-parallel",), "expert_parallel", switch=True),
     takes("--speculative-config", "speculation", speculation),
     *switches("enable-chunked-prefill", "scheduler.enable_chunked_prefill"),
     *switches("async-scheduling", "scheduler.async_scheduling"),
@@ -99,7 +105,7 @@ _VLLM = [
     *ignores("--uvicorn-log-level --max-log-len --otlp-traces-endpoint --kv-events-config", _LOGS),
     *ignores("--disable-log-requests --disable-log-stats --enable-log-requests --no-enable-log-requests "
              "--disable-uvicorn-access-log", _LOGS, switch=True),
-    *ignores("--dtype --quantization -q --kv-cache-dtype", _DTYPE),
+    *ignores("--dtype --quantization -q", _DTYPE),
     *ignores("--compilation-config -O --attention-backend --distributed-executor-backend --all2all-backend", _KERNELS),
     *ignores("--enforce-eager", f"{_KERNELS} (with CUDA graphs: without them decode steps take longer)", switch=True),
     *ignores("--disable-custom-all-reduce", _KERNELS, switch=True),
@@ -107,8 +113,6 @@ _VLLM = [
              "(V1 preempts by computing again)"),
     *ignores("--enable-lora", "adapters are those of the workload; their computing time is not modelled", switch=True),
     *ignores("--lora-modules --max-lora-rank --max-cpu-loras", "loading and computing of adapters is not modelled"),
-    *ignores("--enable-expert-parallel", "experts are cut as the other weights are: expert parallelism over replicas "
-             "is not taken from this flag", switch=True),
     *ignores("--kv-transfer-config", "write a prefill and a decode pool by hand: a command describes one of them"),
     *ignores("--max-num-partial-prefills --max-long-partial-prefills", "V1 never enforced it"),
     *ignores("--limit-mm-per-prompt --mm-processor-kwargs --mm-processor-cache-gb", _IMAGES),
@@ -128,6 +132,8 @@ def _vllm_defaults(command: Command, model: ModelSpec, gpu: HardwareProfile) -> 
     budget = command.taken.get("scheduler.max_num_batched_tokens", (budget, ""))[0]
     found["scheduler.max_num_seqs"] = min(1024 if large else 256, budget), f"vLLM 0.33's default on {gpu.name}"
     found["scheduler.max_num_batched_tokens"] = budget, why
+    if "expert_parallel" in command.taken and "replicas" in command.taken:
+        command.taken["data_parallel"] = command.taken.pop("replicas")  # ranks then share the experts of one replica
     if command.taken.get("scheduler.policy", ("fcfs", ""))[0] == "priority":
         found["preemption.victim"] = "lowest_priority", "goes with --scheduling-policy priority"
     return found
@@ -159,7 +165,8 @@ _SGLANG = [
     *ignores("--trust-remote-code --skip-tokenizer-init", _LOADING, switch=True),
     *ignores("--log-level --log-level-http", _LOGS),
     *ignores("--log-requests --enable-metrics --show-time-cost", _LOGS, switch=True),
-    *ignores("--dtype --quantization --kv-cache-dtype", _DTYPE),
+    takes("--kv-cache-dtype", "kv_cache.dtype", kv_dtype),
+    *ignores("--dtype --quantization", _DTYPE),
     *ignores("--attention-backend --sampling-backend --cuda-graph-max-bs --cuda-graph-bs", _KERNELS),
     *ignores("--disable-cuda-graph --enable-torch-compile --disable-custom-all-reduce", _KERNELS, switch=True),
     *ignores("--disable-overlap-schedule", "SGLang's overlap is not modelled: this is how it is simulated anyway",
@@ -195,7 +202,8 @@ _TRTLLM = [
     *ignores("--tokenizer --num-postprocess-workers --revision", _LOADING),
     *ignores("--trust-remote-code", _LOADING, switch=True),
     *ignores("--log-level", _LOGS),
-    *ignores("--backend --kv-cache-dtype", f"{_KERNELS}; {_DTYPE}"),
+    takes("--kv-cache-dtype", "kv_cache.dtype", kv_dtype),
+    *ignores("--backend", _KERNELS),
     *ignores("--max-beam-width", "beams are not modelled"),
     *ignores("--ep-size --cluster-size --gpus-per-node --moe-expert-parallel-size", "where processes run; parallelism "
              "over experts is not taken from a flag"),

@@ -130,6 +130,16 @@ def test_what_stands_before_the_flags_is_not_read(engine: str, command: str) -> 
     assert "model: llama-3.1-8b " in found.text
 
 
+def test_data_parallel_ranks_share_experts_only_where_the_engine_says_so() -> None:
+    """vLLM: without expert parallelism the ranks of a dense model are replicas of their own."""
+    dense = import_command("vllm", "vllm serve llama-3.1-8b -dp 4").text
+    assert "replicas: 4 " in dense
+    moe = import_command("vllm", "vllm serve qwen3-30b-a3b -dp 4 --enable-expert-parallel --kv-cache-dtype fp8_e4m3")
+    assert not moe.warnings
+    for line in ("replicas: 1 ", "data_parallel: 4 ", "expert_parallel: true ", "dtype: fp8 "):
+        assert line in moe.text
+
+
 def test_json_flags_may_be_given_key_by_key() -> None:
     dotted = "--speculative-config.method ngram --speculative-config.num_speculative_tokens=4"
     text = import_command("vllm", f"vllm serve llama-3.1-8b {dotted} --block-size 32").text
