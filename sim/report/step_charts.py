@@ -32,6 +32,8 @@ _NO_STEPS = "run again with --step-log"
 _NO_TIMELINE = "run again with --timeline"
 _BINS = MAX_POINTS // 2
 _GANTT_STEPS = 120
+_INSTANTS = (("arrival", "arrival_time"), ("first batch", "first_scheduled_time"), ("first token", "first_token_time"))
+_NEAR = 0.025  # share of the axis below which two instants share a name
 _ROWS, _COLUMNS = 24, 80  # of the map of utilisation
 _KINDS = (("decode only", theme.BLUE), ("prefill and decode", theme.PURPLE), ("prefill only", theme.ORANGE))
 
@@ -211,22 +213,22 @@ def _batch_lines(axes: Axes, steps: pd.DataFrame, start: FloatArray) -> None:
 
 
 def _instants(axes: Axes, run: RunData, row: int, named: bool) -> None:
+    """Lines at the arrival of a request, its first batch and its first token; names of near ones in one text."""
     arrival = run.column("arrival_time")[row]
-    for name, column in (("arrival", "arrival_time"), ("first batch", "first_scheduled_time"),
-                         ("first token", "first_token_time")):  # fmt: skip
+    low, high = axes.get_xlim()
+    groups: list[tuple[float, list[str]]] = []
+    for name, column in _INSTANTS:
         at = float(run.column(column)[row] - arrival)
-        if not axes.get_xlim()[0] <= at <= axes.get_xlim()[1]:
+        if not low <= at <= high:
             continue
         axes.axvline(at, color=theme.INK, linewidth=1.0, linestyle=(0, (3, 2)))
-        if named:
-            place: dict[str, Any] = {
-                "xytext": (-10 if name == "arrival" else 3, -2),  # the first batch may follow within a pixel
-                "textcoords": "offset points",
-                "rotation": 90,
-                "va": "top",
-                "fontsize": 7.5,
-            }
-            axes.annotate(name, (at, 1.0), xycoords=("data", "axes fraction"), **place)
+        if groups and at - groups[-1][0] < _NEAR * (high - low):
+            groups[-1][1].append(name)
+        else:
+            groups.append((at, [name]))
+    for at, names in groups if named else ():
+        place: dict[str, Any] = {"xytext": (3, -2), "textcoords": "offset points", "rotation": 90, "va": "top"}
+        axes.annotate(", ".join(names), (at, 1.0), xycoords=("data", "axes fraction"), fontsize=7.5, **place)
 
 
 def _time_ticks(axes: Axes, edges: FloatArray) -> None:
