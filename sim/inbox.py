@@ -176,12 +176,19 @@ class Inbox:
         own.
         """
         if len(self._landed) > 1:
-            seq = self._landed[-1].seq
-            self._requeue(self._landed[-1], now, Cause.SCHEDULER)
-            seq.num_preemptions += 1
-            self._replica.num_preemptions += 1
+            self.give_way(now)
             while self._landed and self._may_join(self._landed[0].seq):
                 self._join(self._landed.popleft(), now)
+
+    def give_way(self, now: float) -> bool:
+        """The last that has landed gives its blocks back, as those who run lack them; False: nobody has landed."""
+        if not self._landed:
+            return False
+        seq = self._landed[-1].seq
+        self._requeue(self._landed[-1], now, Cause.SCHEDULER)
+        seq.num_preemptions += 1
+        self._replica.num_preemptions += 1
+        return True
 
     def _accept(self, handoff: Handoff, now: float) -> bool:
         """Take blocks for a whole prompt, cached ones included; False where something is lacking."""

@@ -574,6 +574,8 @@ class Replica:
         if builder.again or builder.num_preempted or builder.dropped or builder.swapped_in:
             copies = 0.0 if self.host is None else self.host.delay(builder.num_blocks_out, builder.num_blocks_in)
             return now + to_grid(self.empty_call_duration + copies)
+        if self.running and self.inbox is not None and self.inbox.give_way(now):
+            return now + to_grid(self.empty_call_duration)
         return NEVER
 
     def _drop_hopeless(self, builder: BatchBuilder, now: float) -> None:
