@@ -106,6 +106,32 @@ def test_summary_and_requests_of_a_split_run(tmp_path: Path) -> None:
     assert "always_split" in (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
 
 
+LONG_ANSWERS = {"distribution": "fixed", "value": 200}
+
+
+@pytest.mark.parametrize("network", [None, {"bandwidth": 50.0e9, "latency": "10us"}])
+def test_on_a_fast_link_transfers_are_about_one_per_cent_of_the_latency(network: dict[str, Any] | None) -> None:
+    """Splitwise and DistServe say so of InfiniBand and NVLink: bytes on their way take less than 1 % of e2e."""
+    values = changed(SPLIT, cluster__network=network, workload__output_tokens=LONG_ANSWERS)
+    summary = simulate(values).summary
+    assert 0 < summary["kv_transfer"]["duration"]["mean"] < 0.01 * summary["e2e"]["mean"]
+
+
+def test_the_second_token_pays_for_a_transfer_that_is_serialised() -> None:
+    """2,048 tokens, 0.27 GB: at 1 GB/s the second token comes 0.24 s later than at 10 GB/s, the first does not."""
+    one = {"num_requests": 1, "prompt_tokens": {"distribution": "fixed", "value": 2048}, "output_tokens": LONG_ANSWERS}
+    tables = [
+        simulate(
+            changed(SPLIT, cluster__network={"bandwidth": speed}, workload={**SPLIT["workload"], **one})
+        ).requests.iloc[0]
+        for speed in (1.0e9, 10.0e9)
+    ]
+    slow, fast = tables
+    num_bytes = 131_072 * 2048
+    assert slow["ttft"] == fast["ttft"]
+    assert slow["max_itl"] - fast["max_itl"] == pytest.approx(num_bytes / 1.0e9 - num_bytes / 10.0e9, abs=1e-8)
+
+
 def test_the_terminal_shows_transfers_and_pools() -> None:
     lossy = {"failure_rate": 0.3, "retries": 5}
     outcome = simulate(changed(SPLIT, cluster__disaggregation__kv_transfer=lossy))
