@@ -51,7 +51,7 @@ EARLY_HOSTS = {"A100-80GB": HostTimes(5.6e-4, 4e-4), "H100-80GB": HostTimes(3.7e
 
 
 def collect(folder: Path) -> Collected:
-    """The runs of the folder."""
+    """The runs of the folder, those of vLLM first."""
     rows = read_table(folder / "opt13b_sharegpt_requests.csv.gz", _COLUMNS)
     found = Collected()
     for name, group in rows.groupby("run", sort=False):
@@ -61,6 +61,7 @@ def collect(folder: Path) -> Collected:
             found.cases.append(_case(str(name), ordered, how))
         except InputError as error:
             found.left_out.append(LeftOut("distserve", str(name), str(error)))
+    found.cases.sort(key=lambda case: case.cluster is not None)
     return found
 
 

@@ -95,6 +95,20 @@ def test_disaggregation_pays_where_it_should(tmp_path: Path, name: str, num_requ
     assert not outcome.failures
 
 
+def test_splitting_pays_where_gaps_bind(tmp_path: Path) -> None:
+    """All kinds of traffic at full size."""
+    outcome = run("distserve_slo", tmp_path)
+    assert not outcome.failed_runs
+    assert not outcome.failures
+
+
+def test_new_gpus_for_prompts_and_old_ones_for_answers(tmp_path: Path) -> None:
+    """Equal power and equal price, at full size."""
+    outcome = run("splitwise_designs", tmp_path)
+    assert not outcome.failed_runs
+    assert not outcome.failures
+
+
 def test_expectations_fail_where_the_mechanism_is_absent(tmp_path: Path) -> None:
     """One request in 50 s: nobody stands behind anybody, so static batching is no worse, and the study says so."""
     outcome = run("static_vs_continuous", tmp_path, "workload.num_requests=20", "workload.arrivals.rate=0.02")
