@@ -116,7 +116,7 @@ def cost_section(folder: Path, tensor_parallel: int) -> dict[str, Any]:
     own = rows[(rows["backend"] == "distserve") & (rows["model"] == CHECKPOINT) & (rows["tp"] == tensor_parallel)]
     if own.empty:
         raise InputError(f"{file}: has no coefficients of {CHECKPOINT} on {tensor_parallel} GPUs")
-    table = _folder() / f"{CHECKPOINT.split('/')[1]}-tp{tensor_parallel}.csv"
+    table = _tables_of(folder) / f"{CHECKPOINT.split('/')[1]}-tp{tensor_parallel}.csv"
     table.write_text(_table(own), encoding="utf-8")
     squared = float(own.loc[own["phase"] == "prefill", "c"].iloc[0])
     return {"kind": "tabulated", "table": str(table), "per_prefill_pair": 2e-3 * squared}
@@ -138,7 +138,8 @@ def _table(rows: pd.DataFrame) -> str:
 
 
 @cache
-def _folder() -> Path:
+def _tables_of(folder: Path) -> Path:
+    """A temporary folder for the tables of one data folder."""
     path = Path(tempfile.mkdtemp(prefix="servesim-tables-"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path
