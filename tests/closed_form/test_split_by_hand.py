@@ -164,6 +164,32 @@ def test_prompts_that_wait_are_bounded(step_by_step: bool) -> None:
     assert [row[1] for row in tokens(bounded)] == [3, 4, 5]
 
 
+@EACH_WAY
+def test_distserve_accepts_until_the_waiting_prompts_reach_five_per_cent(step_by_step: bool) -> None:
+    """1,000 blocks of one token, so a bound of 50: with 48 on the way 10 more are accepted (58), the next 10 are not
+    before they have joined.
+
+    All are computed by 1 and share 4 tokens a unit. The first ten land at 6, whereupon the next ten leave and land at
+    11; the 48 have the link to themselves from then on and land at 18. With a bound of 48 they go first and alone, until
+    13, and the other two share 4 a unit until 18.
+    """
+    rows = [Row(prompt=48, output=2), Row(prompt=10, output=2), Row(prompt=10, output=2)]
+    options = {"num_blocks": 1001, "block_size": 1, "max_num_batched_tokens": 100}
+    bounded = Splitting(tokens_per_unit=4.0, max_inflight_tokens=50)
+    assert [row[1] for row in tokens(simulate(rows, step_by_step, bounded, **options))] == [19, 7, 12]
+    alone = Splitting(tokens_per_unit=4.0, max_inflight_tokens=48)
+    assert [row[1] for row in tokens(simulate(rows, step_by_step, alone, **options))] == [14, 19, 19]
+
+
+@EACH_WAY
+def test_the_decode_loop_stands_still_during_a_pull(step_by_step: bool) -> None:
+    """The second prompt is computed from 2 to 3 and pulled until 5; the first request's steps at 3 and 4 are not made."""
+    rows = [Row(prompt=4, output=5), Row(prompt=8, output=2, gap=2)]
+    for blocking, expected in ((False, [[1, 3, 4, 5, 6], [3, 6]]), (True, [[1, 3, 6, 7, 8], [3, 6]])):
+        splitting = Splitting(tokens_per_unit=4.0, blocking=blocking)
+        assert tokens(simulate(rows, step_by_step, splitting)) == expected
+
+
 def test_a_reserve_for_each_sequence_holds_loads_back() -> None:
     """16 tokens of memory, 4 reserved a sequence: the third prompt of 4 waits until a sequence has left."""
     rows = [Row(prompt=4, output=4)] * 3
