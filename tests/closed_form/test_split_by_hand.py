@@ -166,12 +166,11 @@ def test_prompts_that_wait_are_bounded(step_by_step: bool) -> None:
 
 @EACH_WAY
 def test_distserve_accepts_until_the_waiting_prompts_reach_five_per_cent(step_by_step: bool) -> None:
-    """1,000 blocks of one token, so a bound of 50: with 48 on the way 10 more are accepted (58), the next 10 are not
-    before they have joined.
+    """1,000 blocks of one token, so a bound of 50: with 48 on the way 10 more are accepted (58), the next are not.
 
     All are computed by 1 and share 4 tokens a unit. The first ten land at 6, whereupon the next ten leave and land at
-    11; the 48 have the link to themselves from then on and land at 18. With a bound of 48 they go first and alone, until
-    13, and the other two share 4 a unit until 18.
+    11; the 48 have the link to themselves from then on and land at 18. With a bound of 48 they go alone until 13, and the
+    other two share 4 a unit until 18.
     """
     rows = [Row(prompt=48, output=2), Row(prompt=10, output=2), Row(prompt=10, output=2)]
     options = {"num_blocks": 1001, "block_size": 1, "max_num_batched_tokens": 100}
@@ -183,11 +182,12 @@ def test_distserve_accepts_until_the_waiting_prompts_reach_five_per_cent(step_by
 
 @EACH_WAY
 def test_the_decode_loop_stands_still_during_a_pull(step_by_step: bool) -> None:
-    """The second prompt is computed from 2 to 3 and pulled until 5; the first request's steps at 3 and 4 are not made."""
+    """The second prompt is computed from 2 to 3 and pulled until 5; the first request makes no steps at 3 and 4."""
     rows = [Row(prompt=4, output=5), Row(prompt=8, output=2, gap=2)]
-    for blocking, expected in ((False, [[1, 3, 4, 5, 6], [3, 6]]), (True, [[1, 3, 6, 7, 8], [3, 6]])):
-        splitting = Splitting(tokens_per_unit=4.0, blocking=blocking)
-        assert tokens(simulate(rows, step_by_step, splitting)) == expected
+    beside = simulate(rows, step_by_step, Splitting(tokens_per_unit=4.0))
+    assert tokens(beside) == [[1, 3, 4, 5, 6], [3, 6]]
+    blocked = simulate(rows, step_by_step, Splitting(tokens_per_unit=4.0, blocking=True))
+    assert tokens(blocked) == [[1, 3, 6, 7, 8], [3, 6]]
 
 
 def test_a_reserve_for_each_sequence_holds_loads_back() -> None:
