@@ -11,6 +11,7 @@ from policies.router.least_outstanding_requests import LeastOutstandingRequests
 from policies.router.least_outstanding_tokens import LeastOutstandingTokens
 from policies.router.least_predicted_work import LeastPredictedWork
 from policies.router.llm_d import LlmD
+from policies.router.mooncake import Mooncake
 from policies.router.power_of_two_choices import PowerOfTwoChoices
 from policies.router.prefix_approximate import PrefixApproximate
 from policies.router.prefix_precise import PrefixPrecise
@@ -39,6 +40,7 @@ ROUTERS: dict[str, Callable[..., Router]] = {
     "weighted": Weighted,
     "slo_aware": SloAware,
     "llm_d": LlmD,
+    "mooncake": Mooncake,
     "sglang_router": SglangRouter,
     "production_stack": ProductionStack,
     "dynamo": Dynamo,

@@ -169,8 +169,8 @@ def test_distserve_accepts_until_the_waiting_prompts_reach_five_per_cent(step_by
     """1,000 blocks of one token, so a bound of 50: with 48 on the way 10 more are accepted (58), the next are not.
 
     All are computed by 1 and share 4 tokens a unit. The first ten land at 6, whereupon the next ten leave and land at
-    11; the 48 have the link to themselves from then on and land at 18. With a bound of 48 they go alone until 13, and the
-    other two share 4 a unit until 18.
+    11; the 48 have the link to themselves from then on and land at 18. With a bound of 48 they go alone until 13; the
+    others share 4 a unit until 18.
     """
     rows = [Row(prompt=48, output=2), Row(prompt=10, output=2), Row(prompt=10, output=2)]
     options = {"num_blocks": 1001, "block_size": 1, "max_num_batched_tokens": 100}
