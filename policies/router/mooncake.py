@@ -41,7 +41,7 @@ class Mooncake:
         precise = self.prefix_source == "precise"
         cached = pick(self._signals.cached_tokens(request) if precise else self._prefixes.tokens(request))
         tokens = pick(self._signals.prefill_tokens) + request.num_prompt_tokens - cached
-        self.scores = tokens / self._candidates.prefill_speed
+        self.scores = tokens / self._candidates.speeds()[0]
         position = least(cluster.outstanding_requests, self.scores == self.scores.min())
         if not precise:
             self._prefixes.sent(request, cluster.replicas[position])

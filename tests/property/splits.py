@@ -121,7 +121,6 @@ def splittings(draw: st.DrawFn, **given: Any) -> Splitting:
         first_token=pick("prefill", "decode"),
         tokens_per_unit=pick(3.7, 20.0, 1000.0),
         latency=pick(0.0, 0.0, 0.21),
-        blocking=pick(False, False, True),
         max_inflight_tokens=pick(None, None, 1, 20),
         reserved_tokens_per_sequence=pick(0, 0, 3),
         failure_rate=pick(0.0, 0.0, 0.4),

@@ -102,3 +102,15 @@ def test_memory_integrals_equal_a_brute_force_sum(scenario: Scenario, splitting:
     result = collect(simulation, 0.0)
     for found, wanted in zip(result.replicas, sums, strict=True):
         assert found.used_block_seconds == pytest.approx(wanted, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("scheduler", ["fcfs", "distserve", "vllm_v0"])
+def test_fast_forward_is_exact_where_pulls_stop_the_steps(scheduler: str) -> None:
+    pulls = splittings(mode="pull", granularity="whole", blocking=True)
+
+    @examples(20)
+    @given(split_scenarios(Space(policies={"scheduler": scheduler})), pulls)
+    def check(scenario: Scenario, splitting: Splitting) -> None:
+        assert_exact(scenario, splitting)
+
+    check()
