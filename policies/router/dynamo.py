@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from policies.router.candidates import Candidates
-from policies.router.routed_prefixes import RoutedPrefixes
+from policies.router.routed_prefixes import KnownPrefixes, Source, known_prefixes
 
 if TYPE_CHECKING:
     from sim.views import ClusterView, PrefixIndex, RequestView, RouterSignals
@@ -38,11 +38,11 @@ class Dynamo:
     request_weight: float = 0.0
     temperature: float = 0.0
     block_size: int = 128
-    prefix_source: Literal["approximate", "precise"] = "precise"
+    prefix_source: Source = "precise"
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0), repr=False)
     scores: Numbers | None = field(default=None, init=False, repr=False)  # costs, blocks
     _signals: RouterSignals = field(init=False, repr=False)
-    _prefixes: RoutedPrefixes = field(init=False, repr=False)
+    _prefixes: KnownPrefixes = field(init=False, repr=False)
     _active: ActiveBlocks = field(init=False, repr=False)
     _candidates: Candidates = field(default_factory=Candidates, init=False, repr=False)
 
@@ -54,15 +54,14 @@ class Dynamo:
 
     def begin(self, signals: RouterSignals) -> None:
         self._signals = signals
-        self._prefixes = RoutedPrefixes(signals, None)
+        self._prefixes = known_prefixes(self.prefix_source, signals)
         self._active = ActiveBlocks(signals)
 
     def route(self, request: RequestView, cluster: ClusterView, now: float) -> int:
         indices = self._candidates.of(cluster.replicas)
         self.scores = self._costs(request, cluster)
         position = self._draw(self.scores)
-        if self.prefix_source == "approximate":
-            self._prefixes.sent(request, cluster.replicas[position])
+        self._prefixes.sent(request, cluster.replicas[position])
         self._active.sent(request, int(indices[position]))
         return position
 
@@ -71,8 +70,7 @@ class Dynamo:
 
     def _costs(self, request: RequestView, cluster: ClusterView) -> Numbers:
         pick = self._candidates.pick
-        precise = self.prefix_source == "precise"
-        cached = self._signals.cached_tokens(request) if precise else self._prefixes.tokens(request)
+        cached = self._prefixes.tokens(request)
         prompts = pick(self._signals.prefill_tokens) + request.num_prompt_tokens
         prefill = np.maximum(0.0, (prompts - self.overlap_credit * pick(cached)) / self.block_size)
         decode = pick(self._active.tokens_with(request)) / self.block_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence as Ordered
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,25 @@ class RoutedPrefixes:
         """Ids that fit the capacity."""
         tokens = replica.num_kv_blocks * replica.kv_block_size if self._capacity is None else self._capacity
         return tokens // self._signals.block_size
+
+
+class ToldPrefixes:
+    """Prefix ids by replica as its cache events told; what the router sends teaches it nothing."""
+
+    def __init__(self, signals: RouterSignals) -> None:
+        self.tokens = signals.cached_tokens
+
+    def sent(self, request: RequestView, replica: ReplicaView) -> None:
+        """The events will tell."""
+
+
+Source = Literal["approximate", "precise"]
+KnownPrefixes = RoutedPrefixes | ToldPrefixes
+
+
+def known_prefixes(source: Source, signals: RouterSignals, capacity: int | None = None) -> KnownPrefixes:
+    """What a router knows of the replicas' caches: by what it sent (approximate), or by their events (precise)."""
+    return ToldPrefixes(signals) if source == "precise" else RoutedPrefixes(signals, capacity)
 
 
 class Stretch:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.router.candidates import Candidates
-from policies.router.routed_prefixes import RoutedPrefixes
+from policies.router.routed_prefixes import KnownPrefixes, Source, known_prefixes
 
 if TYPE_CHECKING:
     from sim.views import ClusterView, RequestView, RouterSignals
@@ -35,13 +35,13 @@ class Weighted:
     load: float = 0.0
     prefix: float = 1.0
     session: float = 0.0
-    prefix_source: Literal["approximate", "precise"] = "approximate"
+    prefix_source: Source = "approximate"
     capacity_tokens: int | None = None
     ties: Literal["random", "first"] = "random"
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0), repr=False)
     scores: Scores | None = field(default=None, init=False, repr=False)
     _signals: RouterSignals = field(init=False, repr=False)
-    _prefixes: RoutedPrefixes = field(init=False, repr=False)
+    _prefixes: KnownPrefixes = field(init=False, repr=False)
     _homes: dict[object, int] = field(default_factory=dict, init=False, repr=False)  # replica index by session
     _candidates: Candidates = field(default_factory=Candidates, init=False, repr=False)
 
@@ -54,14 +54,14 @@ class Weighted:
 
     def begin(self, signals: RouterSignals) -> None:
         self._signals = signals
-        self._prefixes = RoutedPrefixes(signals, self.capacity_tokens)
+        self._prefixes = known_prefixes(self.prefix_source, signals, self.capacity_tokens)
 
     def route(self, request: RequestView, cluster: ClusterView, now: float) -> int:
         indices = self._candidates.of(cluster.replicas)
         self.scores = total = self._total(request, cluster, indices)
         best = np.flatnonzero(total == total.max())
         position = int(best[self.rng.integers(len(best)) if self.ties == "random" and len(best) > 1 else 0])
-        if self.prefix and self.prefix_source == "approximate":
+        if self.prefix:
             self._prefixes.sent(request, cluster.replicas[position])
         if self.session and request.session is not None:
             self._homes[request.session] = int(indices[position])
@@ -76,9 +76,8 @@ class Weighted:
         if self.load:
             total += self.load * share_below(cluster.outstanding_requests)
         if self.prefix:
-            precise = self.prefix_source == "precise"
-            cached = self._signals.cached_tokens(request) if precise else self._prefixes.tokens(request)
-            total += self.prefix * (self._candidates.pick(cached) / request.num_prompt_tokens)
+            cached = self._candidates.pick(self._prefixes.tokens(request))
+            total += self.prefix * (cached / request.num_prompt_tokens)
         if self.session and request.session is not None:
             total += self.session * (indices == self._homes.get(request.session, -1))
         return total
