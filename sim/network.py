@@ -290,27 +290,3 @@ def drained(flows: Sequence[Flow], left: Sequence[float], now: float) -> float:
 def on_grid(time: float) -> float:
     """The first instant of the time grid that is not before `time`: no flow is faster than its links."""
     return math.ceil(time * TICKS_PER_SECOND) * TICK
-
-
-class SharedLink:
-    """One link by itself, in one direction. `latency`: seconds from the start to the first byte.
-
-    `index` orders links among events of one instant.
-    """
-
-    def __init__(self, clock: Clock, bytes_per_second: float, index: int = 0, latency: float = 0.0) -> None:
-        self.link = Link(f"link{index}", bytes_per_second, latency)
-        self._network = Network(clock, first_index=index * 2**16)
-        self._route = Route((Crossing(self.link),), latency=latency)
-
-    def start(self, num_bytes: float, on_done: Callable[[Flow], None], max_rate: float = INFINITE) -> Flow:
-        """Send bytes from now on; `on_done(flow)` is called when the last one has arrived."""
-        return self._network.start(self._route, num_bytes, on_done, max_rate)
-
-    def cancel(self, flow: Flow) -> None:
-        """Give up what is left of a flow; nothing happens where it has arrived."""
-        self._network.cancel(flow)
-
-    def expected_duration(self, num_bytes: float, max_rate: float = INFINITE) -> float:
-        """Seconds that a flow would take if it started now and nothing else came."""
-        return self._network.expected_duration(self._route, num_bytes, max_rate)

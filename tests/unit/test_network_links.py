@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.clock import Clock, Order
-from sim.network import Crossing, Flow, Link, Route, SharedLink, max_min_rates
+from sim.network import INFINITE, Crossing, Flow, Link, Network, Route, max_min_rates
+
+
+class SharedLink:
+    """One link by itself, in one direction. `latency`: seconds from the start to the first byte.
+
+    `index` orders links among events of one instant.
+    """
+
+    def __init__(self, clock: Clock, bytes_per_second: float, index: int = 0, latency: float = 0.0) -> None:
+        self.link = Link(f"link{index}", bytes_per_second, latency)
+        self._network = Network(clock, first_index=index * 2**16)
+        self._route = Route((Crossing(self.link),), latency=latency)
+
+    def start(self, num_bytes: float, on_done: Callable[[Flow], None], max_rate: float = INFINITE) -> Flow:
+        """Send bytes from now on; `on_done(flow)` is called when the last one has arrived."""
+        return self._network.start(self._route, num_bytes, on_done, max_rate)
+
+    def cancel(self, flow: Flow) -> None:
+        """Give up what is left of a flow; nothing happens where it has arrived."""
+        self._network.cancel(flow)
+
+    def expected_duration(self, num_bytes: float, max_rate: float = INFINITE) -> float:
+        """Seconds that a flow would take if it started now and nothing else came."""
+        return self._network.expected_duration(self._route, num_bytes, max_rate)
 
 
 def rates_of(capacity: float, limits: list[float]) -> list[float]:
