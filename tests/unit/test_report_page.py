@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from html_page import Page
 
 from sim import output
 from sim.errors import InputError
@@ -21,7 +21,6 @@ from tests.unit.fake_run import FakeRun, fake_run
 
 NAMES = {"latency_cdf", "latency_over_time", "slowest", "state", "load", "itl", "replicas", "batches", "gantt"}
 NAMES |= {"utilization", "prefix_hits"}
-VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
 def write_run(run: FakeRun, directory: Path, timeline: bool = True, config: str | None = None) -> Path:
@@ -48,32 +47,6 @@ def fake_timeline() -> dict[str, np.ndarray]:
     time = np.repeat(np.arange(12.0), 2)
     columns = {"time": time, "replica": np.tile([0.0, 1.0], 12), "waiting": time % 3, "running": time % 5}
     return columns | {"used_blocks": time * 4, "cached_blocks": time * 2, "free_blocks": 100 - time * 6}
-
-
-class Page(HTMLParser):
-    """Collects tags, ids and texts, and checks that every element is closed in order."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data.replace("\N{NO-BREAK SPACE}", " ")
 
 
 @pytest.fixture(scope="module", name="html")

@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import report_folders as folders
+from html_page import Page
 
 from sim.errors import InputError
 from sim.perfetto import lanes
@@ -31,32 +31,7 @@ from sim.report.sweep_data import load_sweep
 from sim.report.sweep_maps import differences
 from sim.report.text import metric_title, metric_value, signed_value
 
-VOID = {"meta", "br", "hr", "img", "link", "input"}
 KINDS = ("run", "sweep", "compare", "plan")
-
-
-class Page(HTMLParser):
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data.replace("\N{NO-BREAK SPACE}", " ").replace("\N{ZERO WIDTH SPACE}", "")
 
 
 @pytest.fixture(scope="module")
