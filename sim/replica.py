@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 # in `sim.units.to_grid`. Exact for durations below 2**20 s.
 GRID_SHIFT = 1.5 * 2.0**52 * TICK
 SPEED_PROMPT, SPEED_SEQUENCES, SPEED_CONTEXT = 2048, 64, 1024  # batches by which replicas are compared
+QUEUED = (Phase.WAITING, Phase.SWAPPED)
 MIN_HORIZON, MAX_HORIZON = 64, 1024  # steps of a plan: short after a change, longer the longer nothing changes
 
 
@@ -294,11 +295,8 @@ class Replica:
         self.advance(now)
         if self.kv.reserves:
             self.kv.account(now)
-        if seq.phase is Phase.WAITING:
-            self.waiting.remove(seq)
-            delivered = seq.num_emitted - (1 if seq.last_end > now else 0)
-        elif seq.phase is Phase.SWAPPED:
-            self._forget_swapped(seq)
+        if seq.phase in QUEUED:
+            self._leave_queue(seq)
             delivered = seq.num_emitted - (1 if seq.last_end > now else 0)
         else:
             delivered = self._leave_running(seq, now)
@@ -583,10 +581,7 @@ class Replica:
         seq = builder.refused_for_memory
         if seq is None or builder.num_preempted or self.running or self.kv.num_free < self.kv.num_usable:
             return
-        if seq.phase is Phase.SWAPPED:
-            self._forget_swapped(seq)
-        else:
-            self.waiting.remove(seq)
+        self._leave_queue(seq)
         self._refused = False
         self.drop(seq, f"all {self.kv.num_usable} KV blocks are free and it does not get in with this scheduler", now)
 
@@ -832,7 +827,11 @@ class Replica:
             self.join_decodes(seq)
         return copied
 
-    def _forget_swapped(self, seq: Sequence) -> None:
+    def _leave_queue(self, seq: Sequence) -> None:
+        """Take a sequence out of the queue in which it stands; what the host holds of a swapped one is given up."""
+        if seq.phase is Phase.WAITING:
+            self.waiting.remove(seq)
+            return
         assert self.host is not None
         self.swapped.remove(seq)
         self.host.forget(self.num_held(seq))
@@ -940,14 +939,11 @@ class Replica:
             self._end(time, seq)
 
     def _end(self, time: float, seq: Sequence) -> None:
-        if seq.handoff is not None and seq.phase in (Phase.WAITING, Phase.SWAPPED):
+        if seq.handoff is not None and seq.phase in QUEUED:
             self._compute_again(seq)
             return
-        if seq.phase is Phase.WAITING:  # preempted with its last token in flight
-            self.waiting.remove(seq)
-            seq.preempted_duration += max(0.0, time - seq.evicted_time)
-        elif seq.phase is Phase.SWAPPED:
-            self._forget_swapped(seq)
+        if seq.phase in QUEUED:  # preempted with its last token in flight
+            self._leave_queue(seq)
             seq.preempted_duration += max(0.0, time - seq.evicted_time)
         else:
             del self.running[seq.order]
@@ -981,10 +977,7 @@ class Replica:
 
     def _compute_again(self, seq: Sequence) -> None:
         """A prompt was preempted with its token in flight: its KV, which another replica needs, is lost."""
-        if seq.phase is Phase.SWAPPED:
-            self._forget_swapped(seq)
-        else:
-            self.waiting.remove(seq)
+        self._leave_queue(seq)
         seq.num_emitted = seq.num_computed = 0
         seq.num_known, seq._num_output_tokens = seq.num_prompt_tokens, 1
         seq.phase = Phase.WAITING
