@@ -457,10 +457,15 @@ class BatchBuilder:
         return True
 
     def _swap_in(self, seq: Sequence) -> bool:
-        """Let the first swapped sequence run on; a prefill gets the whole rest of its prompt or stays."""
+        """Let the first swapped sequence run on; a prefill gets the whole rest of its prompt or stays.
+
+        Where nothing runs the rest may be chunked: a longer one than the budget would stay for ever.
+        """
         limits, size, replica = self._limits, self._kv.block_size, self._replica
         decoding = seq.num_computed >= seq.num_known
         tokens = int(self.decoded or self._walked) if decoding else seq.num_known - seq.num_computed
+        if limits.chunked_prefill and not replica.running:
+            tokens = min(tokens, self.tokens_left)
         touched = 1 if decoding else tokens  # a decode must find the block of its next token free, needed now or not
         blocks = max(-(-(seq.num_computed + touched) // size), seq.reserved_blocks)
         if tokens > self.tokens_left or len(replica.running) >= limits.max_num_seqs:
@@ -505,7 +510,8 @@ class BatchBuilder:
         if self._kv.reserves:
             self._kv.account(self.now)
             hold_tokens = self._kv.reservation(seq, limits.max_model_len)
-        hold_tokens, fit_tokens = (min(tokens, self._kv.longest_sequence) for tokens in (hold_tokens, fit_tokens))
+        longest = self._kv.longest_sequence
+        hold_tokens, fit_tokens = min(hold_tokens, longest), min(fit_tokens, longest)
         match = self._replica.match(seq)
         wanted = seq.num_known - match.num_tokens
         if not limits.chunked_prefill and wanted > self.tokens_left:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_runs import build_rows
-from scenarios import OneHostLink
+from scenarios import OneHostLink, Row, Scenario, simulate
 
 from policies.preemption import PREEMPTIONS
 from policies.scheduler import SCHEDULERS
@@ -211,3 +211,14 @@ def test_without_a_link_of_its_own_a_replica_swaps_over_the_pcie_of_its_node() -
         assert host is not None
         seconds.append(host.port.expected_duration(100, True))
     assert seconds[0] == pytest.approx(2 * seconds[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("step_by_step", [True, False])
+def test_a_swapped_prompt_longer_than_a_step_comes_back_in_chunks(step_by_step: bool) -> None:
+    """31 tokens of prompt are swapped out part-way; more are left than fit beside a decode, and then nobody runs."""
+    rows = (Row(), Row(output=40), Row(), Row(), Row(), Row(gap=5.0), Row(), Row(prompt=31))
+    scenario = Scenario(rows, num_blocks=5, block_size=16, reserve_full_isl=False, host_blocks=40)
+    result = simulate(scenario, step_by_step=step_by_step)
+    assert result.preemptions is not None
+    assert set(result.preemptions["mode"]) == {"swap"}
+    assert result.requests["num_output_tokens"].tolist() == [row.output for row in rows]
